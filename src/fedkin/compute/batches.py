@@ -1,0 +1,85 @@
+"""Which samples each client sees at each step, and how they are fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkin.compute import keys
+
+Indices = NDArray[np.int64]
+
+
+class Source:
+    """A data set on one device. Images lie channels-last, as bytes where they came as bytes."""
+
+    def __init__(
+        self, x: NDArray[np.generic], y: Indices, device: torch.device, mean: float = 0.5, std: float = 0.5
+    ) -> None:
+        data = torch.from_numpy(np.ascontiguousarray(x))
+        self.planar = data.dim() == 4
+        if self.planar:
+            data = data.permute(0, 2, 3, 1).contiguous()
+        self.x = data.to(device)
+        self.y = torch.from_numpy(np.asarray(y, np.int64)).to(device)
+        self.device = device
+        self._bytes = self.x.dtype == torch.uint8
+        self._scale, self._shift = 1.0 / (255.0 * std), -mean / std
+
+    def batch(self, index: Tensor) -> Tensor:
+        """Network inputs for these samples: normalised floats (or token ids), channels in front."""
+        x = self.x.index_select(0, index)
+        if self._bytes:
+            x = x.to(torch.float32).mul_(self._scale).add_(self._shift)
+        return x.permute(0, 3, 1, 2) if self.planar else x
+
+    def labels(self, index: Tensor) -> Tensor:
+        return self.y.index_select(0, index)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """table[s, k] holds the samples of client k's step s; its first sizes[s, k] entries count."""
+
+    table: Indices  # [S, K, B]
+    sizes: Indices  # [S, K]
+
+    @property
+    def steps(self) -> Indices:
+        """How many steps each client takes, [K]."""
+        taken: Indices = (self.sizes > 0).sum(0)
+        return taken
+
+
+def plan(
+    parts: Sequence[Indices], clients: Indices, epochs: int, batch: int, stream: tuple[int | str, ...], whole: bool
+) -> Plan:
+    """Shuffled epochs. A short last batch is kept; `whole` drops it when it has one sample and is not the only one
+    (BatchNorm cannot learn from a single sample)."""
+    rounds: list[tuple[Indices, Indices]] = []
+    for part, client in zip(parts, clients, strict=True):
+        tables, sizes = [], []
+        for epoch in range(epochs):
+            order = part[keys.permutation(keys.key(*stream, int(client), epoch), len(part))]
+            if whole and len(order) % batch == 1 and len(order) > 1 and batch > 1:
+                order = order[:-1]
+            steps = -(-len(order) // batch)
+            padded = np.zeros(steps * batch, np.int64)
+            padded[: len(order)] = order
+            tables.append(padded.reshape(steps, batch))
+            size = np.full(steps, batch, np.int64)
+            if steps:
+                size[-1] = len(order) - (steps - 1) * batch
+            sizes.append(size)
+        rounds.append((np.concatenate(tables), np.concatenate(sizes)))
+    longest = max((len(s) for _, s in rounds), default=0)
+    table = np.zeros((longest, len(rounds), batch), np.int64)
+    counted = np.zeros((longest, len(rounds)), np.int64)
+    for k, (rows, size) in enumerate(rounds):
+        table[: len(size), k], counted[: len(size), k] = rows, size
+    return Plan(table, counted)

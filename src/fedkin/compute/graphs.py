@@ -1,0 +1,158 @@
+"""All rows as one CUDA graph: forward, backward and update of a step are replayed without the CPU.
+
+The step reads its samples from a table on the device at a counter that it advances itself, so a whole round is a
+sequence of replays. Ragged clients: a graph is captured for a handful of prefix sizes, and a step runs the smallest
+one that holds all rows still training; rows resting inside it are gated off, and their share of work is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkin.compute import keys
+from fedkin.compute.ways import Loss, Stack, Work, _noise, loss_of, mean_losses, step_rows
+
+SEGMENT = 256  # steps whose samples lie on the device at once
+SIZES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12, 0.08, 0.05)
+
+
+@dataclass
+class Waste:
+    """Row-steps asked for and row-steps computed: the price of fixed graph sizes."""
+
+    useful: int = 0
+    computed: int = 0
+
+
+waste = Waste()
+
+
+class Captured:
+    """Static tensors and graphs for one kind of work with room for `rows` rows."""
+
+    def __init__(self, work: Work, rows: int, compiled: bool) -> None:
+        device = work.rows.device
+        self.rows, self.compiled = rows, compiled
+        self.stack = Stack(work, rows)
+        batch = work.plan.table.shape[2]
+        self.table = torch.zeros(SEGMENT, rows, batch, dtype=torch.int64, device=device)
+        self.sizes = torch.zeros(SEGMENT, rows, dtype=torch.int64, device=device)
+        self.noise = None if work.noise is None else torch.zeros(SEGMENT, rows, dtype=torch.int64, device=device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.sums = torch.zeros(rows, device=device)
+        self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self.pool: Any = None
+
+    def graph(self, work: Work, active: int, gated: bool) -> torch.cuda.CUDAGraph:
+        key = (active, gated)
+        if key not in self.graphs:
+            self.graphs[key] = self._capture(work, active, gated)
+        return self.graphs[key]
+
+    def _capture(self, work: Work, active: int, gated: bool) -> torch.cuda.CUDAGraph:
+        loss: Loss = loss_of(work, active, self.compiled)
+        if self.compiled:
+            torch._dynamo.config.recompile_limit = 256
+            loss = torch.compile(loss, fullgraph=True, dynamic=False)
+
+        def step() -> None:
+            chosen = self.table.index_select(0, self.at)[0, :active]
+            size = self.sizes.index_select(0, self.at)[0, :active]
+            noise = None if self.noise is None else self.noise.index_select(0, self.at)[0, :active]
+            self.sums[:active] += step_rows(work, self.stack, active, loss, chosen, size, noise, gated)
+            self.at.add_(1)
+
+        # Warm-up must not train: sizes of zero give gradients of zero, and a gated update leaves the rows alone.
+        kept = [t.clone() for t in self._all()]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+                self.at.zero_()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            step()
+        self.pool = graph.pool()
+        for t, before in zip(self._all(), kept, strict=True):
+            t.copy_(before)
+        return graph
+
+    def _all(self) -> list[Tensor]:
+        memory = [t for tensors in self.stack.memory for t in tensors]
+        return [*self.stack.params.values(), *memory, self.stack.taken, self.sums, self.at]
+
+    def fill(self, work: Work, order: keys.I64, begin: int, end: int) -> None:
+        """The samples of steps begin..end; places without a row rest."""
+        clients = work.client[order]
+        count, span = len(order), end - begin
+        self.table[:span, :count].copy_(torch.from_numpy(np.ascontiguousarray(work.plan.table[begin:end, clients])))
+        self.sizes.zero_()
+        self.sizes[:span, :count].copy_(torch.from_numpy(np.ascontiguousarray(work.plan.sizes[begin:end, clients])))
+        if self.noise is not None:
+            drawn = _noise(work, order.tolist(), end)
+            assert drawn is not None
+            self.noise[:span, :count].copy_(drawn[begin:end])
+        self.at.zero_()
+
+
+_captured: dict[tuple[Any, ...], Captured] = {}
+
+
+def forget() -> None:
+    """Drop all graphs and their memory (a run does this when it ends)."""
+    _captured.clear()
+
+
+def _key(work: Work, compiled: bool) -> tuple[Any, ...]:
+    terms = tuple((t.name, tuple((k, v.shape[1:]) for k, v in t.given.items())) for t in work.terms)
+    parts = (work.mask is None, work.anchor is None, work.moments is None, work.noise is None)
+    return (
+        id(work.forward), id(work.source), work.plan.table.shape[2], work.opt, work.learn, terms, parts,
+        work.precision, compiled, work.rows.device,
+    )  # fmt: skip
+
+
+def train(work: Work, compiled: bool) -> Tensor:
+    """Train all rows through captured graphs. Returns the mean loss, [R]."""
+    order = np.argsort(-work.steps, kind="stable").astype(np.int64)
+    rows, key = len(order), _key(work, compiled)
+    found = _captured.get(key)
+    if found is None or found.rows < rows:
+        found = _captured[key] = Captured(work, rows, compiled)
+    with matmul_precision(work.precision):
+        found.stack.load(work, order.tolist())
+        found.sums.zero_()
+        counts = (work.plan.sizes[:, work.client[order]] > 0).sum(1)
+        grades = sorted({max(1, int(np.ceil(found.rows * share))) for share in SIZES})
+        for begin in range(0, len(counts), SEGMENT):
+            end = min(begin + SEGMENT, len(counts))
+            found.fill(work, order, begin, end)
+            for count in counts[begin:end].tolist():
+                active = next(g for g in grades if g >= count)
+                found.graph(work, active, gated=active != count).replay()
+                waste.useful += count
+                waste.computed += active
+        found.stack.write_back(work, order.tolist())
+    return mean_losses(work, order, found.sums)
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """TF32 only where it was asked for."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]

@@ -1,0 +1,117 @@
+"""The update of a step, for one row or many: weight decay, proximal pull, mask, then SGD or Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedkin.errors import UsageError
+
+
+@dataclass(frozen=True)
+class SGD:
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay)
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"momentum={self.momentum}: must be at least 0 and below 1")
+
+    @property
+    def buffers(self) -> int:
+        """How many numbers this optimiser remembers per weight."""
+        return 1 if self.momentum else 0
+
+
+@dataclass(frozen=True)
+class Adam:
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay)
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)}: must be at least 0 and below 1")
+
+    @property
+    def buffers(self) -> int:
+        return 2
+
+
+Optimiser = SGD | Adam
+
+
+def _check(lr: float, weight_decay: float) -> None:
+    if not lr > 0:
+        raise UsageError(f"lr={lr}: the learning rate must be above 0")
+    if weight_decay < 0:
+        raise UsageError(f"weight_decay={weight_decay}: must not be negative")
+
+
+@dataclass
+class Moments:
+    """An optimiser's memory that outlives a fit: [K, D] per buffer and the steps taken so far, [K]."""
+
+    buffers: list[Tensor]
+    steps: Tensor
+
+    @classmethod
+    def zeros(cls, opt: Optimiser, rows: int, width: int, device: torch.device) -> Moments:
+        buffers = [torch.zeros(rows, width, device=device) for _ in range(opt.buffers)]
+        return cls(buffers, torch.zeros(rows, device=device))
+
+
+@dataclass
+class Pull:
+    """The proximal term mu/2 * ||w - anchor||^2, in the shape of the parameters."""
+
+    mu: Sequence[float | Tensor]
+    anchor: Sequence[Tensor]
+
+
+def update(
+    opt: Optimiser,
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    memory: Sequence[Sequence[Tensor]],
+    steps: float | Sequence[Tensor],
+    pull: Pull | None = None,
+    masks: Sequence[Tensor] | None = None,
+    gate: Sequence[Tensor] | None = None,
+) -> None:
+    """One step in place. `steps` counts this one (Adam's bias correction); `gate` is 0 where a row rests."""
+    g: list[Tensor] = list(grads)
+    if opt.weight_decay:
+        g = list(torch._foreach_add(g, list(params), alpha=opt.weight_decay))
+    if pull is not None:
+        g = [gi + mu * (p - a) for gi, mu, p, a in zip(g, pull.mu, params, pull.anchor, strict=True)]
+    if masks is not None:
+        g = [gi * m for gi, m in zip(g, masks, strict=True)]
+    if isinstance(opt, SGD) and opt.momentum:
+        torch._foreach_mul_(list(memory[0]), opt.momentum)
+        torch._foreach_add_(list(memory[0]), g)
+        g = list(memory[0])
+    elif isinstance(opt, Adam):
+        first, second = memory
+        torch._foreach_lerp_(list(first), g, 1 - opt.beta1)
+        torch._foreach_mul_(list(second), opt.beta2)
+        torch._foreach_addcmul_(list(second), g, g, 1 - opt.beta2)
+        times = [steps] * len(g) if isinstance(steps, float) else list(steps)
+        g = [
+            (m / (1 - opt.beta1**t)) / ((v / (1 - opt.beta2**t)).sqrt() + opt.eps)
+            for m, v, t in zip(first, second, times, strict=True)
+        ]
+        if masks is not None:
+            g = [gi * m for gi, m in zip(g, masks, strict=True)]
+    if gate is not None:
+        g = [gi * on for gi, on in zip(g, gate, strict=True)]
+    torch._foreach_add_(list(params), g, alpha=-opt.lr)

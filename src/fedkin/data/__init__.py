@@ -1,0 +1,49 @@
+"""Data: sources, partitions, splits, feature shift, and your own. Arrays are numpy; nothing here knows a model."""
+
+from __future__ import annotations
+
+from fedkin.data.dataset import Dataset
+from fedkin.data.download import Progress
+from fedkin.data.own import from_arrays, from_folder, from_torch
+from fedkin.data.partition import (
+    PARTITIONS,
+    Deal,
+    Partition,
+    dirichlet,
+    groups,
+    iid,
+    natural,
+    parse_partition,
+    pathological,
+    shards,
+)
+from fedkin.data.shift import CORRUPTIONS, apply_shift
+from fedkin.data.sources import SOURCES, Source, data_home, load, source
+from fedkin.data.split import Split, make_split
+
+__all__ = [
+    "CORRUPTIONS",
+    "PARTITIONS",
+    "SOURCES",
+    "Dataset",
+    "Deal",
+    "Partition",
+    "Progress",
+    "Source",
+    "Split",
+    "apply_shift",
+    "data_home",
+    "dirichlet",
+    "from_arrays",
+    "from_folder",
+    "from_torch",
+    "groups",
+    "iid",
+    "load",
+    "make_split",
+    "natural",
+    "parse_partition",
+    "pathological",
+    "shards",
+    "source",
+]

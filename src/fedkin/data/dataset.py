@@ -1,0 +1,132 @@
+"""What every data set becomes: one array of samples, one of labels, and what is known about each row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.errors import DataError
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples with labels, before anybody has split them over clients.
+
+    Pixels stay uint8 because the whole set then fits on one device; a network sees ``(x / 255 - mean) / std``.
+    Float data are used as they are. Equality is identity: comparing gigabytes by accident helps nobody.
+    """
+
+    name: str
+    x: Array
+    y: Ints
+    classes: int
+    class_names: tuple[str, ...] = ()
+    user: Ints | None = None
+    official_test: Bools | None = None
+    mean: float = 0.5
+    std: float = 0.5
+    vocabulary: int = 0
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        self._check_samples()
+        self._check_labels()
+        for column, values in (("user", self.user), ("official_test", self.official_test)):
+            if values is not None and values.shape != (len(self.x),):
+                raise DataError(f"{self.name}: {len(self.x)} samples, but column {column} has shape {values.shape}")
+
+    def _check_samples(self) -> None:
+        kinds = {"uint8": 4, "float32": 0, "int64": 2}
+        kind = self.x.dtype.name
+        if kind not in kinds:
+            raise DataError(f"{self.name}: x is {kind}; it must be uint8 (images), float32 or int64 (token ids)")
+        if self.x.ndim < 2 or kinds[kind] not in (0, self.x.ndim):
+            raise DataError(f"{self.name}: x of shape {self.x.shape} does not fit {kind}: images are [n, C, H, W], "
+                            "tokens [n, length], features and series at least [n, d]")
+        if not len(self.x):
+            raise DataError(f"{self.name}: no samples")
+        if kind == "float32" and not np.isfinite(self.x).all():
+            row = int(np.argwhere(~np.isfinite(self.x))[0][0])
+            raise DataError(f"{self.name}: sample {row} holds a value that is not finite; impute or drop such samples")
+        if kind == "int64" and not (self.x.min() >= 0 and self.x.max() < self.vocabulary):
+            raise DataError(f"{self.name}: token ids run from {self.x.min()} to {self.x.max()}, "
+                            f"but the vocabulary has {self.vocabulary}")
+        if not self.std > 0:
+            raise DataError(f"{self.name}: std is {self.std}; it must be positive")
+
+    def _check_labels(self) -> None:
+        if self.y.dtype != np.int64 or self.y.shape != (len(self.x),):
+            raise DataError(f"{self.name}: {len(self.x)} samples need as many int64 labels, "
+                            f"found {self.y.dtype} of shape {self.y.shape}")
+        wrong = self.y[(self.y < 0) | (self.y >= self.classes)]
+        if len(wrong):
+            raise DataError(f"{self.name}: label {wrong[0]} is outside 0..{self.classes - 1}")
+        if self.class_names and len(self.class_names) != self.classes:
+            raise DataError(f"{self.name}: {self.classes} classes, but {len(self.class_names)} class names")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample, channels first."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def kind(self) -> str:
+        """What a model must be made for: "image", "series", "features" or "text"."""
+        if self.x.dtype == np.int64:
+            return "text"
+        if self.x.ndim == 2:
+            return "features"
+        return "image" if self.x.ndim == 4 and self.x.shape[2] > 1 else "series"
+
+
+def as_samples(x: Any, vocabulary: int = 0) -> Array:
+    """Arrays as people have them, as ``Dataset`` wants them.
+
+    uint8 with three or four axes is pixels: a missing channel axis is added, a last axis of 1, 3 or 4 is moved to the
+    front unless the second one is such already. Integers are token ids where a vocabulary is given, otherwise numbers.
+    """
+    x = np.asarray(x)
+    if x.dtype.kind not in "biuf":
+        raise DataError(f"samples of type {x.dtype} cannot be used: give numbers")
+    if x.ndim == 0:
+        raise DataError("samples are a single number: give an array with one row per sample")
+    if vocabulary:
+        return np.ascontiguousarray(x, dtype=np.int64)
+    if x.ndim == 1:
+        x = x[:, None]
+    channels = (1, 3, 4)
+    if x.dtype == np.uint8 and x.ndim == 3:
+        return np.ascontiguousarray(x[:, None])
+    if x.ndim == 4 and x.shape[-1] in channels and x.shape[1] not in channels and x.shape[2] > 1:
+        x = np.moveaxis(x, -1, 1)
+    if x.dtype == np.uint8 and x.ndim == 4:
+        return np.ascontiguousarray(x)
+    return np.ascontiguousarray(x, dtype=np.float32)
+
+
+def encode_labels(labels: Any) -> tuple[Ints, tuple[str, ...]]:
+    """Labels of any kind as 0..C-1, with the original values (sorted) as class names; numbers sort as numbers."""
+    labels = np.asarray(labels)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise DataError(f"labels have shape {labels.shape}; one label per sample is needed")
+    if labels.dtype.kind == "f":
+        if not np.isfinite(labels).all() or (labels != np.round(labels)).any():
+            odd = labels[~np.isfinite(labels) | (labels != np.round(labels))][0]
+            raise DataError(f"label {odd} is not a class; labels are whole numbers or names")
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind not in "biuU":
+        labels = labels.astype(str)
+    names, codes = np.unique(labels, return_inverse=True)
+    return codes.astype(np.int64), tuple(str(name) for name in names.tolist())

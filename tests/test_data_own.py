@@ -1,0 +1,160 @@
+"""Own data: arrays, folders and torch data sets become a data set and a split, or an error that names the client."""
+
+from __future__ import annotations
+
+import builtins
+
+import numpy as np
+import pytest
+
+from fedkin.data import from_arrays, from_folder, from_torch
+from fedkin.errors import DataError, UsageError
+
+
+def client(n, labels=(0, 1), width=3, start=0):
+    x = np.arange(start, start + n * width, dtype=np.float64).reshape(n, width)
+    return x, np.resize(np.array(labels), n)
+
+
+def test_arrays_stay_with_their_client():
+    dataset, split = from_arrays([client(8), client(4, start=100)], seed=1)
+    assert split.names == ("client-0", "client-1")
+    assert [len(t) for t in split.train] == [6, 3]
+    assert [len(t) for t in split.test] == [2, 1]
+    assert dataset.x[np.concatenate([split.train[1], split.test[1]])].min() >= 100
+    assert dataset.x.dtype == np.float32
+    assert split.hash == from_arrays([client(8), client(4, start=100)], seed=1)[1].hash
+    assert split.hash != from_arrays([client(8), client(4, start=100)], seed=2)[1].hash
+
+
+def test_a_client_that_brings_test_rows_keeps_them():
+    x, y = client(6)
+    dataset, split = from_arrays([(x, y, x + 1000, y), client(4)], validation_share=0.5, names=["a", "b"])
+    assert (dataset.x[split.test[0]] >= 1000).all()
+    assert len(split.test[0]) == 6
+    assert len(split.train[0]) == len(split.validation[0]) == 3
+    assert len(split.test[1]) == 1
+    assert split.names == ("a", "b")
+
+
+def test_labels_of_any_kind_become_numbers():
+    dataset, _ = from_arrays([client(4, (7, -2)), client(4, (100, 7))])
+    assert dataset.class_names == ("-2", "7", "100")
+    assert dataset.y[:2].tolist() == [1, 0]
+    dataset, _ = from_arrays([client(4, ("cat", "dog"))])
+    assert dataset.class_names == ("cat", "dog")
+
+
+def test_pictures_and_tokens():
+    grey, _ = from_arrays([(np.zeros((4, 8, 8), np.uint8), np.zeros(4, int))])
+    assert grey.shape == (1, 8, 8)
+    colour, _ = from_arrays([(np.zeros((4, 8, 9, 3), np.uint8), np.zeros(4, int))])
+    assert colour.shape == (3, 8, 9)
+    assert colour.kind == "image"
+    text, _ = from_arrays([(np.ones((4, 6), np.int32), np.zeros(4, int))], vocabulary=10)
+    assert text.kind == "text"
+    with pytest.raises(DataError, match="vocabulary has 1"):
+        from_arrays([(np.ones((4, 6), int), np.zeros(4, int))], vocabulary=1)
+
+
+@pytest.mark.parametrize(("clients", "error", "message"), [
+    ([], UsageError, "no clients"),
+    ([client(3), client(3, width=2)], DataError, r"'client-0' has float32 samples of shape \(3,\).*'client-1'.*\(2,\)"),
+    ([client(3), (np.zeros((0, 3)), np.zeros(0, int))], DataError, "client 'client-1' has no samples"),
+    ([(np.zeros((3, 2)), np.zeros(2, int))], DataError, "client 'client-0': 3 samples, but labels"),
+    ([(np.zeros(3),)], UsageError, "has 1 arrays"),
+    ([client(3), client(3, ("a",))], DataError, "numbers and with words"),
+    ([client(3, (0.5, 1))], DataError, "label 0.5 is not a class"),
+    ([(np.array([["a"]]), np.zeros(1, int))], DataError, "client 'client-0': samples of type"),
+])
+def test_what_is_wrong_is_said_with_the_client(clients, error, message):
+    with pytest.raises(error, match=message):
+        from_arrays(clients)
+
+
+def test_a_folder_of_files(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    (tmp_path / "berlin.csv").write_text("a,label,b\n1,cat,2\n3,dog,4\n5,cat,6\n")
+    pq.write_table(pa.table({"a": [1.5, 2.5], "b": [1, 2], "label": ["dog", "eel"]}), tmp_path / "aachen.parquet")
+    x, y = np.full((3, 2), 9.0), np.array(["cat"] * 3)
+    np.savez(tmp_path / "cologne.npz", x_train=x, y_train=y, x_test=x[:1], y_test=y[:1])
+    (tmp_path / "notes.txt").write_text("not a client")
+    dataset, split = from_folder(tmp_path)
+    assert split.names == ("aachen", "berlin", "cologne")
+    assert dataset.class_names == ("cat", "dog", "eel")
+    assert dataset.x[:3].tolist() == [[1.5, 1], [2.5, 2], [1, 2]]
+    assert [len(t) for t in split.train] == [1, 2, 3]
+    assert [len(t) for t in split.test] == [1, 1, 1]
+
+
+def test_numbers_as_labels_in_csv_sort_as_numbers(tmp_path):
+    (tmp_path / "a.csv").write_text("kind,f\n10,1\n9,2\n")
+    dataset, _ = from_folder(tmp_path, label="kind")
+    assert dataset.class_names == ("9", "10")
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("a,b\n1,2\n", "expected a column 'label', found a, b"),
+    ("a,label\n1\n", "expected 2 columns, found 1 in row 2"),
+    ("a,label\nx,1\n", "column 'a' is not numeric"),
+    ("label\n1\n", "at least one column"),
+    ("a,label\n", "client 'c' has no samples"),
+    ("", "expected a column 'label', found nothing"),
+])
+def test_a_table_that_will_not_do(tmp_path, text, message):
+    (tmp_path / "c.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        from_folder(tmp_path)
+
+
+def test_a_folder_that_will_not_do(tmp_path):
+    with pytest.raises(UsageError, match="is not a folder"):
+        from_folder(tmp_path / "none")
+    with pytest.raises(DataError, match="holds no"):
+        from_folder(tmp_path)
+    (tmp_path / "c.parquet").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match="expected a parquet file"):
+        from_folder(tmp_path)
+    (tmp_path / "c.csv").write_text("a,label\n1,1\n")
+    with pytest.raises(DataError, match="client 'c' has more than one file"):
+        from_folder(tmp_path)
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    (tmp_path / "c.parquet").write_bytes(b"")
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UsageError, match=r"pip install fedkin\[data\]"):
+        from_folder(tmp_path)
+
+
+def test_torch_data_sets():
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import IterableDataset, TensorDataset
+
+    one = TensorDataset(torch.arange(24.0).reshape(8, 3), torch.tensor([4, 5] * 4))
+    two = TensorDataset(torch.zeros(4, 3), torch.tensor([5] * 4))
+    dataset, split = from_torch([one, two])
+    assert dataset.class_names == ("4", "5")
+    assert [len(t) for t in split.train] == [6, 3]
+    dataset, split = from_torch(one, clients=2, partition="pathological:1")
+    assert split.class_table(dataset, "all").tolist() == [[4, 0], [0, 4]]
+    with pytest.raises(UsageError, match="say how many"):
+        from_torch(one)
+    with pytest.raises(DataError, match="client 'b' has no samples"):
+        from_torch([one, TensorDataset(torch.zeros(0, 3), torch.zeros(0))], names=["a", "b"])
+
+    class Endless(IterableDataset):
+        def __iter__(self):
+            return iter([])
+
+    with pytest.raises(UsageError, match="with a length"):
+        from_torch([Endless()])
