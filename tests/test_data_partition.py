@@ -112,7 +112,7 @@ def test_dirichlet_large_alpha_is_nearly_even_and_small_alpha_is_not():
 
 def test_dirichlet_gives_up_with_a_reason():
     refused = pytest.raises(DataError, match=r"in 1000 draws over 100 clients .* larger alpha, fewer clients")
-    with refused, np.errstate(all="raise"):  # shares so small that they vanish must not become 0 / 0
+    with refused, np.errstate(invalid="raise", divide="raise"):  # vanishing shares must not become 0 / 0
         make_split(toy(), 100, "dirichlet:0.001:3", seed=0)
     with pytest.raises(DataError, match="10 clients of at least 50 samples need 500, but toy has 400"):
         make_split(toy(), 10, "dirichlet:1:50", seed=0)
