@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
 from fedkin.compute.patches import patches
+from fedkin.compute.rowmm import row_matmul
 from fedkin.errors import UsageError
 from fedkin.layout import Layout
 
@@ -125,8 +126,9 @@ def _conv2d(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: i
         return y.view(batch, rows, out, *y.shape[2:]).transpose(0, 1).reshape(rows * batch, out, *y.shape[2:])
     columns, height, width = patches(x.to(c.dtype), m.kernel_size, m.stride, m.padding, c.compiled)
     columns = columns.reshape(rows, batch * height * width, -1)
-    matrix = w.permute(0, 3, 4, 2, 1).reshape(rows, -1, out).to(c.dtype)
-    y = torch.bmm(columns, matrix) if b is None else torch.baddbmm(b.unsqueeze(1).to(c.dtype), columns, matrix)
+    y = row_matmul(columns, w.permute(0, 1, 3, 4, 2).reshape(rows, out, -1).to(c.dtype))
+    if b is not None:
+        y = y + b.unsqueeze(1).to(c.dtype)
     return y.view(rows * batch, height, width, out).permute(0, 3, 1, 2)
 
 
@@ -136,7 +138,7 @@ def _linear(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: i
     if rows == 1:
         return F.linear(x.to(c.dtype), w[0], None if b is None else b[0].to(c.dtype))
     flat = x.reshape(rows, -1, x.shape[-1]).to(c.dtype)
-    y = torch.bmm(flat, w.transpose(1, 2))
+    y = row_matmul(flat, w)
     if b is not None:
         y = y + b.unsqueeze(1).to(c.dtype)
     return y.view(*x.shape[:-1], -1)
@@ -168,7 +170,8 @@ def _batch_norm(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, row
     else:
         now, spread = mean, var
     factor = scale * torch.rsqrt(spread + m.eps)
-    y = view * factor[:, None, :, None] + (shift - now * factor)[:, None, :, None]
+    # Centre first: the rearranged form x * f - mean * f loses all digits in channels that hardly vary.
+    y = (view - now[:, None, :, None]) * factor[:, None, :, None] + shift[:, None, :, None]
     return y.reshape(x.shape)
 
 

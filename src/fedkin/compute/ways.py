@@ -202,7 +202,7 @@ class Stack:
         device, learn = work.rows.device, work.learn
 
         def like(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-            return {n: torch.empty(rows, *tensors[n].shape[1:], dtype=tensors[n].dtype, device=device) for n in names}
+            return {n: _place(rows, tensors[n].shape[1:], tensors[n].dtype, device) for n in names}
 
         parts = work.layout.tensors(work.rows)
         self.params = like(parts, list(parts))
@@ -255,6 +255,14 @@ class Stack:
                 for name, t in zip(work.learn, tensors, strict=True):
                     buffer[index, where[name]] = t[:count].flatten(1)
             work.moments.steps[index] = self.taken[:count]
+
+
+def _place(rows: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for one tensor of each row; convolution kernels with channels last, the order of the patches."""
+    if len(shape) == 4:
+        out, channels, height, width = shape
+        return torch.empty(rows, out, height, width, channels, dtype=dtype, device=device).permute(0, 1, 4, 2, 3)
+    return torch.empty(rows, *shape, dtype=dtype, device=device)
 
 
 Loss = Callable[[dict[str, Tensor], Tensor, Tensor, "Tensor | None", list[dict[str, Tensor]]], Tensor]

@@ -1,0 +1,436 @@
+"""K clients and their private data on one device: what a method's client half works with.
+
+In the simulator a cohort is many rows trained as one program; on a real node it is one row. The code is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedkin.compute import keys
+from fedkin.compute.batches import Source, plan
+from fedkin.compute.choice import Chooser
+from fedkin.compute.losses import CrossEntropy, Term, total
+from fedkin.compute.optim import Moments, Optimiser
+from fedkin.compute.program import Context, Forward, Program
+from fedkin.compute.tape import Tape
+from fedkin.compute.ways import Precision, Work, cores
+from fedkin.errors import DataError, UsageError
+from fedkin.layout import Layout
+
+DataPart = Literal["train", "validation", "test"]
+Learn = Literal["model", "body", "head"]
+EVALUATE = 512  # samples a forward pass takes at once
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How clients train unless a method says otherwise."""
+
+    epochs: int
+    batch: int
+    opt: Optimiser
+    precision: Precision = "fp32"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)}: must be at least 1")
+
+
+@dataclass(frozen=True)
+class Keep:
+    """A tensor that stays with each client between rounds.
+
+    `what` is a part of the model ("model", "body", "head", or "row" for all columns) or a shape; it starts as the
+    common initial model's part or as zeros."""
+
+    what: str | tuple[int, ...] = "row"
+    start: Literal["model", "zeros"] = "model"
+    dtype: torch.dtype = torch.float32
+
+    def initial(self, layout: Layout, row: Tensor) -> Tensor:
+        if isinstance(self.what, tuple):
+            value = torch.zeros(self.what, device=row.device)
+        else:
+            value = row if self.what == "row" else row[layout.columns(self.what)]  # type: ignore[arg-type]
+        return (torch.zeros_like(value) if self.start == "zeros" else value).to(self.dtype)
+
+
+class Store:
+    """What clients keep, one row each; made when first written to."""
+
+    def __init__(self, clients: int, keeps: Mapping[str, Keep], layout: Layout, initial: Tensor) -> None:
+        self.clients, self.keeps, self._layout, self._initial = clients, dict(keeps), layout, initial
+        self.tensors: dict[str, Tensor] = {}
+
+    def read(self, name: str, ids: keys.I64) -> Tensor:
+        if name not in self.tensors:
+            first = self._first(name)
+            return first.expand(len(ids), *first.shape).clone()
+        return self.tensors[name][torch.from_numpy(ids).to(self._initial.device)]
+
+    def write(self, name: str, ids: keys.I64, rows: Tensor) -> None:
+        first = self._first(name)
+        if rows.shape != (len(ids), *first.shape):
+            raise UsageError(f"kept {name!r} has shape {tuple(first.shape)} per client, got {tuple(rows.shape)}")
+        if name not in self.tensors:
+            self.tensors[name] = first.expand(self.clients, *first.shape).clone()
+        self.tensors[name][torch.from_numpy(ids).to(self._initial.device)] = rows.detach().to(first.dtype)
+
+    def _first(self, name: str) -> Tensor:
+        if name not in self.keeps:
+            known = ", ".join(sorted(self.keeps)) or "nothing"
+            raise UsageError(f"this method keeps {known}; declare {name!r} in its `keeps`")
+        return self.keeps[name].initial(self._layout, self._initial)
+
+
+@dataclass
+class Site:
+    """Where the data is: everything a cohort needs and the server does not have."""
+
+    forward: Forward
+    layout: Layout
+    initial: Tensor  # [D], the common first model
+    source: Source
+    parts: Mapping[DataPart, Sequence[keys.I64]]
+    names: Sequence[str]
+    classes: int
+    training: Training
+    seed: int
+    store: Store
+    chooser: Chooser
+    hold: bool = False  # remember each client's last locally trained model
+    tape: Tape | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tape = Tape.of(self.forward) if self.source.device.type == "cpu" else None
+        modules = self.forward.ops if isinstance(self.forward, Program) else []
+        kinds = {type(op.layer).__name__ for op in modules}
+        self.has_batch_norm = bool({"BatchNorm1d", "BatchNorm2d"} & kinds) or not self.forward.together
+        self.has_dropout = "Dropout" in kinds
+        if "buffers" not in self.store.keeps:
+            self.store.keeps["buffers"] = Keep("buffers")
+        self.store.keeps["held"] = Keep("row")
+        self.store.keeps["trained"] = Keep((1,), "zeros")
+
+
+@dataclass
+class Model:
+    """One of several models that a client trains on the same batches."""
+
+    start: Tensor  # [D] or [K, D]
+    mu: float = 0.0  # strength of the proximal term mu/2 ||w - anchor||^2
+    anchor: Tensor | None = None  # [D] or [K, D]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How K models did on their clients' data."""
+
+    correct: Tensor  # [K, C]: hits per true class
+    count: Tensor  # [K, C]: samples per true class
+    loss: Tensor  # [K]: mean cross-entropy
+
+    @property
+    def accuracy(self) -> Tensor:
+        """Share of samples right, [K]; NaN for a client without samples."""
+        return self.correct.sum(1) / self.count.sum(1)
+
+
+class Cohort:
+    """`client` in a method's client half. Rows, messages and results all have one entry per client, in order."""
+
+    def __init__(self, site: Site, ids: keys.I64, round: int, stream: str, horizon: int = 1) -> None:
+        self.ids, self.round = ids, round
+        self.layout, self.training, self.classes = site.layout, site.training, site.classes
+        self._site, self._stream, self._fits, self._horizon = site, stream, 0, horizon
+        self.losses = torch.full((len(ids),), float("nan"))  # mean training loss of the last fit
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def device(self) -> torch.device:
+        return self._site.source.device
+
+    def indices(self, data: DataPart) -> list[keys.I64]:
+        return [self._site.parts[data][i] for i in self.ids]
+
+    def samples(self, data: DataPart = "train") -> Tensor:
+        return torch.tensor([len(p) for p in self.indices(data)], dtype=torch.float32, device=self.device)
+
+    # ------------------------------------------------------------ what stays with the client
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._site.store.read(name, self.ids)
+
+    def __setitem__(self, name: str, rows: Tensor) -> None:
+        self._site.store.write(name, self.ids, rows)
+
+    # ------------------------------------------------------------ rows
+
+    def rows(self, **parts: Tensor) -> Tensor:
+        """Whole rows from parts: `rows(body=..., head=...)` or `rows(model=...)`; each [width] or [K, width].
+
+        What is not given comes from the common first model; statistics that never travel from the client's own."""
+        full = self._site.initial.repeat(len(self), 1)
+        if self.layout.buffers_policy == "local" and self.layout.size("buffers"):
+            full[:, self.layout.columns("buffers")] = self["buffers"]
+        for name, value in parts.items():
+            columns = slice(None) if name == "row" else self.layout.columns(name)  # type: ignore[arg-type]
+            full[:, columns] = value
+        return full
+
+    def body(self, rows: Tensor) -> Tensor:
+        return self.layout.body(rows)
+
+    def head(self, rows: Tensor) -> Tensor:
+        return self.layout.head(rows)
+
+    def model(self, rows: Tensor) -> Tensor:
+        """The columns that travel when a whole model is sent."""
+        return rows[..., self.layout.columns("model")]
+
+    # ------------------------------------------------------------ training
+
+    def fit(
+        self,
+        start: Tensor,
+        *,
+        learn: Learn = "model",
+        epochs: int | None = None,
+        opt: Optimiser | None = None,
+        mu: float = 0.0,
+        anchor: Tensor | None = None,
+        loss: Sequence[Term] | None = None,
+        mask: Tensor | None = None,
+        moments: Moments | None = None,
+    ) -> Tensor:
+        """Train one model per client from `start` ([D] or [K, D]) on its own data; returns [K, D].
+
+        `learn` and `mask` ([K, D], true where a number may change) choose what moves; `mu` and `anchor` pull towards
+        a point; `loss` replaces the cross-entropy; `moments` is an optimiser memory to go on with, changed in place."""
+        models = [Model(start, mu, anchor)]
+        return self.fit_together(
+            models, learn=learn, epochs=epochs, opt=opt, loss=loss, mask=mask, moments=moments
+        )[0]
+
+    def fit_together(
+        self,
+        models: Sequence[Model],
+        *,
+        learn: Learn = "model",
+        epochs: int | None = None,
+        opt: Optimiser | None = None,
+        loss: Sequence[Term] | None = None,
+        mask: Tensor | None = None,
+        moments: Moments | None = None,
+    ) -> list[Tensor]:
+        """Train several models per client on the same mini-batches: more rows of one program."""
+        site, layout, clients = self._site, self.layout, len(self)
+        training, self._fits = site.training, self._fits + 1
+        stream = (site.seed, self.round, self._stream, self._fits)
+        parts = self.indices("train")
+        for i, part in zip(self.ids, parts, strict=True):
+            if not len(part):
+                raise DataError(f"client {site.names[i]!r} has no training samples: give it some or leave it out")
+        steps = plan(parts, self.ids, epochs or training.epochs, training.batch, stream, site.has_batch_norm)
+        rows = torch.cat([self._wide(m.start) for m in models])
+        pulled = any(m.mu and m.anchor is not None for m in models)
+        mu = anchor = None
+        if pulled:
+            strengths = [m.mu if m.anchor is not None else 0.0 for m in models]
+            mu = torch.tensor(strengths, device=self.device).repeat_interleave(clients)
+            anchor = torch.cat([self._wide(m.start if m.anchor is None else m.anchor) for m in models])
+        terms: Sequence[Term] = loss if loss is not None else [CrossEntropy()]
+        if len(models) > 1:
+            terms = [_Repeated(t, len(models)) for t in terms]
+        noise = None
+        if site.has_dropout:
+            one = keys.key(*stream, "noise", self.ids)
+            noise = np.concatenate([keys.mix(one + np.uint64(m)) for m in range(len(models))])
+        work = Work(
+            forward=site.forward, layout=layout, rows=rows, client=np.tile(np.arange(clients), len(models)),
+            source=site.source, plan=steps, opt=opt or training.opt, learn=self._learned(learn), terms=terms,
+            mask=mask, mu=mu, anchor=anchor, moments=moments, noise=noise, precision=training.precision,
+            tape=site.tape, horizon=self._horizon,
+        )  # fmt: skip
+        losses = site.chooser.train(work)
+        self.losses = losses[-clients:]
+        trained = list(rows.split(clients))
+        if layout.buffers_policy == "local" and layout.size("buffers"):
+            self["buffers"] = trained[-1][:, layout.columns("buffers")]
+        if site.hold:
+            self["held"] = trained[-1]
+            self["trained"] = torch.ones(clients, 1, device=self.device)
+        return trained
+
+    def _wide(self, rows: Tensor) -> Tensor:
+        """A copy of [D] or [K, D] as [K, D]."""
+        if rows.shape not in ((self.layout.width,), (len(self), self.layout.width)):
+            raise UsageError(
+                f"expected rows of shape [{self.layout.width}] or [{len(self)}, {self.layout.width}], got "
+                f"{list(rows.shape)}; build whole rows with client.rows(body=..., head=...)"
+            )
+        return rows.detach().expand(len(self), -1).clone()
+
+    def _learned(self, learn: Learn) -> tuple[str, ...]:
+        kinds = {"model": ("body", "head"), "body": ("body",), "head": ("head",)}
+        if learn not in kinds:
+            raise UsageError(f"learn={learn!r}: choose one of {', '.join(kinds)}")
+        return tuple(s.name for s in self.layout.slots if s.kind in kinds[learn])
+
+    # ------------------------------------------------------------ looking at models, without changing them
+
+    def evaluate(self, rows: Tensor, data: DataPart = "test") -> Scores:
+        """Accuracy and loss of one model per client on its own data."""
+        wide = self._wide(rows)
+
+        def one(k: int) -> tuple[Tensor, Tensor, Tensor]:
+            hits = torch.zeros(self.classes, device=self.device)
+            count, loss = torch.zeros_like(hits), torch.zeros((), device=self.device)
+            for x, y in self._batches(k, data, EVALUATE):
+                logits = self._forward(wide[k], x)[1]
+                right = (logits.argmax(1) == y).float()
+                hits.scatter_add_(0, y, right)
+                count.scatter_add_(0, y, torch.ones_like(right))
+                loss += F.cross_entropy(logits, y, reduction="sum")
+            return hits, count, loss
+
+        found = self._each(one)
+        correct, count = torch.stack([f[0] for f in found]), torch.stack([f[1] for f in found])
+        loss = torch.stack([f[2] for f in found]) / count.sum(1).clamp(min=1)
+        return Scores(correct, count, loss)
+
+    def features(self, rows: Tensor, data: DataPart = "train") -> list[Tensor]:
+        """The head's inputs for each client's samples in order: K tensors [n_k, F]."""
+        wide = self._wide(rows)
+
+        def one(k: int) -> Tensor:
+            return torch.cat([self._forward(wide[k], x)[0] for x, _ in self._batches(k, data, EVALUATE)])
+
+        return self._each(one)
+
+    def prototypes(
+        self, rows: Tensor, data: DataPart = "train", clip: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean feature of each class, [K, C, F] (zeros where a class is absent), and the counts [K, C]."""
+        wide = self._wide(rows)
+
+        def one(k: int) -> tuple[Tensor, Tensor]:
+            sums: Tensor | None = None
+            count = torch.zeros(self.classes, device=self.device)
+            for x, y in self._batches(k, data, EVALUATE):
+                f = self._forward(wide[k], x)[0]
+                f = f if clip is None else f.clamp(-clip, clip)
+                if sums is None:
+                    sums = torch.zeros(self.classes, f.shape[1], device=self.device)
+                sums.index_add_(0, y, f)
+                count.scatter_add_(0, y, torch.ones_like(y, dtype=torch.float32))
+            assert sums is not None, "a client without samples was let through"
+            return sums / count.clamp(min=1).unsqueeze(1), count
+
+        found = self._each(one)
+        return torch.stack([f[0] for f in found]), torch.stack([f[1] for f in found])
+
+    def gradient_norms(self, rows: Tensor, learn: Learn = "model", data: DataPart = "train") -> Tensor:
+        """Sum over mini-batches of the squared norm of the mean-loss gradient, evaluation mode, [K]:
+        the trace of an empirical Fisher matrix built from batch gradients."""
+        wide, names = self._wide(rows), self._learned(learn)
+
+        def one(k: int) -> Tensor:
+            tensors = self.layout.tensors(wide[k].clone())
+            leaves = [tensors[n].requires_grad_() for n in names]
+            trace = torch.zeros((), device=self.device)
+            for x, y in self._batches(k, data, self.training.batch):
+                with torch.enable_grad():
+                    loss = F.cross_entropy(self._logits(tensors, x), y)
+                    grads = torch.autograd.grad(loss, leaves)
+                trace += torch.stack([g.square().sum() for g in grads]).sum()
+            return trace
+
+        return torch.stack(self._each(one))
+
+    def sample_gradients(self, rows: Tensor, learn: Learn = "model", data: DataPart = "train") -> list[Tensor]:
+        """The gradient of every single sample's loss: K tensors [n_k, P], P in the order of the row."""
+        wide, names = self._wide(rows), self._learned(learn)
+
+        def one(k: int) -> Tensor:
+            tensors = self.layout.tensors(wide[k])
+            fixed = {n: t for n, t in tensors.items() if n not in names}
+
+            def loss(moving: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+                return F.cross_entropy(self._logits({**fixed, **moving}, x.unsqueeze(0)), y.unsqueeze(0))
+
+            per_sample: Callable[..., dict[str, Tensor]] = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+            found = [
+                per_sample({n: tensors[n] for n in names}, x, y)
+                for x, y in self._batches(k, data, self.training.batch)
+            ]
+            return torch.cat([torch.cat([g[n].flatten(1) for n in names], 1) for g in found])
+
+        return [one(k) for k in range(len(self))]
+
+    def loss(self, rows: Tensor, terms: Sequence[Term] | None = None, data: DataPart = "train") -> Tensor:
+        """Mean loss of one model per client over its data, evaluation mode, [K]."""
+        wide, chosen = self._wide(rows), terms if terms is not None else [CrossEntropy()]
+
+        def one(k: int) -> Tensor:
+            value, count = torch.zeros((), device=self.device), 0
+            for x, y in self._batches(k, data, EVALUATE):
+                tensors = self.layout.tensors(wide[k : k + 1])
+                out = self._site.forward(tensors, x, 1, self._context())
+                given = [{n: v[k : k + 1] for n, v in t.given.items()} for t in chosen]
+                value += total(chosen, out, y.unsqueeze(0), given).sum()
+                count += len(y)
+            return value / max(count, 1)
+
+        return torch.stack(self._each(one))
+
+    def _context(self) -> Context:
+        return Context(dtype=torch.bfloat16 if self.training.precision == "bf16" else torch.float32)
+
+    def _forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = self._site.forward(self.layout.tensors(row.unsqueeze(0)), x, 1, self._context())
+        return out.features[0], out.logits[0]
+
+    def _logits(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        wide = {n: t.unsqueeze(0) for n, t in tensors.items()}
+        return self._site.forward(wide, x, 1, self._context()).logits[0]
+
+    def _batches(self, k: int, data: DataPart, size: int) -> list[tuple[Tensor, Tensor]]:
+        index = torch.from_numpy(self._site.parts[data][self.ids[k]]).to(self.device)
+        return [(self._site.source.batch(i), self._site.source.labels(i)) for i in index.split(size) if len(i)]
+
+    def _each(self, one: Callable[[int], T]) -> list[T]:
+        """Apply to every client, on as many threads as there are cores; gradients off unless turned on inside."""
+
+        def quiet(k: int) -> T:
+            with torch.no_grad():
+                return one(k)
+
+        if self.device.type != "cpu" or len(self) == 1 or cores() == 1:
+            return [quiet(k) for k in range(len(self))]
+        with ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(quiet, range(len(self))))
+
+
+class _Repeated:
+    """A term whose rows are repeated for each of a client's models."""
+
+    def __init__(self, term: Term, times: int) -> None:
+        self.name, self.value = term.name, term.value
+        self.given = {k: v.repeat(times, *[1] * (v.dim() - 1)) for k, v in term.given.items()}
+
+
+__all__ = ["Cohort", "Keep", "Model", "Scores", "Site", "Store", "Training"]

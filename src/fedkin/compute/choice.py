@@ -1,0 +1,107 @@
+"""Which way trains fastest here: measured once per kind of work, remembered on this machine.
+
+Ways differ in rounding, so a run that must repeat bit for bit has to repeat the choice too: it is written to a small
+file in the user's cache, can be read back from a run, and can be forced with `way=`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedkin.compute.ways import WAYS, Work, candidates, choose, cores, run_way
+from fedkin.errors import UsageError, unknown
+
+COMPILE_SECONDS = 20.0  # what a compiler costs per graph size
+COMPILE_GAIN = 0.4  # the share of a step that compiling saves
+
+
+def cache_file() -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache")
+    return home / "fedkin" / "ways.json"
+
+
+class Chooser:
+    """Trains work in the best way. `forced` is "auto" or the name of a way."""
+
+    def __init__(self, forced: str = "auto", remember: bool = True) -> None:
+        if forced != "auto" and forced not in WAYS:
+            raise unknown("way to train", forced, ["auto", *WAYS])
+        self.forced, self._remember = forced, remember
+        self.chosen: dict[str, str] = {}
+        self._timed: dict[str, int] = {}
+
+    def train(self, work: Work) -> Tensor:
+        if self.forced != "auto":
+            self._possible(self.forced, work)
+            return run_way(self.forced, work)
+        if work.rows.device.type == "cuda" and work.forward.together:
+            return self._on_gpu(work)
+        kind = _signature(work)
+        if kind not in self.chosen:
+            known = _read().get(kind) if self._remember else None
+            self.chosen[kind] = known if known in candidates(work) else choose(work)
+            if self._remember and known != self.chosen[kind]:
+                _write(kind, self.chosen[kind])
+        return run_way(self.chosen[kind], work)
+
+    def _on_gpu(self, work: Work) -> Tensor:
+        """Graphs at once; a compiler when what is left of the run pays for it. The first job pays for the capture,
+        the second is timed."""
+        kind = _signature(work)
+        if kind in self.chosen:
+            return run_way(self.chosen[kind], work)
+        self._timed[kind] = self._timed.get(kind, 0) + 1
+        begin = time.perf_counter()
+        losses = run_way("graph", work)
+        if self._timed[kind] >= 2:
+            left = (time.perf_counter() - begin) * work.horizon
+            self.chosen[kind] = "compiled" if left * COMPILE_GAIN > COMPILE_SECONDS else "graph"
+        return losses
+
+    @staticmethod
+    def _possible(way: str, work: Work) -> None:
+        on_gpu = work.rows.device.type == "cuda"
+        if way in ("graph", "compiled") and not on_gpu:
+            raise UsageError(f"way {way!r} needs a CUDA device; on this one choose each, threads or batched")
+        if way in ("batched", "graph", "compiled") and not work.forward.together:
+            raise UsageError(f"way {way!r} cannot run this network (it cannot be traced); choose each or threads")
+
+
+def _signature(work: Work) -> str:
+    """What decides the speed of a job, as text."""
+    shape = ",".join(f"{s.name}{list(s.shape)}" for s in work.layout.slots)
+    rows = 1 << (len(work.rows) - 1).bit_length()
+    terms = "+".join(t.name for t in work.terms)
+    parts = [
+        platform.processor() or platform.machine(), f"torch{torch.__version__}", f"{cores()}c", work.rows.device.type,
+        f"{rows}rows", f"b{work.plan.table.shape[2]}", type(work.opt).__name__, terms, work.precision,
+        str(len(work.learn)), shape,
+    ]  # fmt: skip
+    return "|".join(parts)
+
+
+def _read() -> dict[str, str]:
+    try:
+        found = json.loads(cache_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def _write(kind: str, way: str) -> None:
+    """Best effort: a cache that cannot be written costs the next run a second, nothing else."""
+    path = cache_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({**_read(), kind: way}, indent=1))
+        os.replace(temporary, path)
+    except OSError:
+        pass

@@ -1,0 +1,82 @@
+"""What to run: one flat, checked description. Flags, TOML files and keyword arguments all end up here."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from fedkin.compute.optim import SGD, Adam, Optimiser
+from fedkin.errors import UsageError
+from fedkin.options import option, validated
+
+
+@dataclass(frozen=True)
+class Config:
+    method: str = option("fedavg", "which method; `fedkin methods` lists them")
+    data: str = option("digits", "a data set by name, an .npz file, or a folder with one file per client")
+    data_dir: str | None = option(None, "where data sets lie (default: FEDKIN_DATA, else the user's cache)")
+    clients: int | None = option(20, "how many clients; none: as many as a natural partition has", low=1)
+    partition: str = option("pathological:2", "how samples are dealt: iid, pathological:k, dirichlet:a, shards:k, "
+                            "groups, natural")  # fmt: skip
+    samples_per_client: int | None = option(None, "keep at most this many samples of each client", low=1)
+    quantity_skew: float | None = option(None, "unequal client sizes: sigma of a log-normal", above=0)
+    test_share: float = option(0.25, "share of each client's samples that are only for testing", low=0, high=0.9)
+    validation_share: float = option(0.0, "share of each client's training samples set aside", low=0, high=0.9)
+    shift: str | None = option(None, "feature shift: corruption names with commas between, or all; one per client")
+    severity: int = option(5, "strength of the corruptions", low=1, high=5)
+    model: str | None = option(None, "which network; `fedkin models` lists them (default: by the data)")
+    head: str | None = option(None, "the module that is the head (default: the last linear layer)")
+    buffers: Literal["average", "local"] = option("average", "BatchNorm statistics: sent with the body, or never")
+    rounds: int = option(20, "communication rounds", low=1)
+    participation: float = option(1.0, "share of the clients drawn each round", above=0, high=1)
+    epochs: int = option(5, "local epochs a round", low=1)
+    batch: int = option(10, "mini-batch size", low=1)
+    optimiser: Literal["sgd", "adam"] = option("sgd", "local optimiser")
+    lr: float = option(0.01, "learning rate", above=0)
+    momentum: float = option(0.0, "momentum (sgd)", low=0, high=0.999)
+    weight_decay: float = option(0.0, "weight decay", low=0)
+    seed: int = option(0, "everything random follows from it", low=0)
+    eval_point: Literal["auto", "received", "after_local"] = option(
+        "auto", "when a client's model is judged: as received, or after local training; auto: the method's own")
+    eval_every: int = option(1, "evaluate every so many rounds (the last one always)", low=1)
+    drop: float = option(0.0, "chance that a client asked stays silent", low=0, high=0.99)
+    straggle: float = option(0.0, "chance that a client's reply comes too late", low=0, high=0.99)
+    device: str = option("auto", "cpu, cuda, cuda:1, ...; auto: a GPU if there is one")
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = option("auto", "auto: tf32 on a GPU, fp32 elsewhere")
+    way: str = option("auto", "how rows are trained: each, threads, batched, graph, compiled; auto: the fastest")
+    chunk: int | None = option(None, "at most this many clients at once (bounds memory, not results)", low=1)
+    options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "the method's own options"})
+
+    def optimiser_of(self) -> Optimiser:
+        if self.optimiser == "adam":
+            if self.momentum:
+                raise UsageError(f"momentum={self.momentum} goes with optimiser sgd; adam has its own")
+            return Adam(self.lr, weight_decay=self.weight_decay)
+        return SGD(self.lr, self.momentum, self.weight_decay)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "options": dict(self.options)}
+
+
+def make_config(values: Mapping[str, Any]) -> Config:
+    """A checked configuration; unknown keys and bad values are refused with what would be right."""
+    given = dict(values)
+    options = given.pop("options", {})
+    if not isinstance(options, Mapping):
+        raise UsageError(f"options={options!r}: a table of the method's own options")
+    config = validated(Config, given, "a run")
+    return Config(**{**{f.name: getattr(config, f.name) for f in fields(Config)}, "options": dict(options)})
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The table in a TOML file, for `make_config`."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from error

@@ -1,0 +1,1 @@
+"""How `ask` is carried out: in this process (`local`)."""

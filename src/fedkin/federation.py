@@ -1,0 +1,351 @@
+"""The server's view of the clients: who there is, and the one road to them, `ask`.
+
+Every exchange goes through here, so bytes, seconds, failures and what an attacker may touch are the same for every
+method and every engine.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkin.compute import keys
+from fedkin.errors import FedKinError
+
+MAX_REPLY_BYTES = 2 << 30
+
+
+class Clients(Sequence[int]):
+    """Some clients, in ascending order, with the sizes of their training sets."""
+
+    def __init__(self, ids: Sequence[int] | keys.I64, samples: keys.I64) -> None:
+        self.ids = np.unique(np.asarray(ids, np.int64))
+        self._all = samples
+
+    @property
+    def samples(self) -> Tensor:
+        """Training samples of each, [K] on the CPU."""
+        return torch.from_numpy(self._all[self.ids].astype(np.float32))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids.tolist())
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int | np.integer):
+            return int(self.ids[index])
+        if isinstance(index, Tensor):
+            index = index.cpu().numpy()
+        return Clients(self.ids[index], self._all)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self.ids
+
+    def __sub__(self, other: Sequence[int]) -> Clients:
+        return Clients(np.setdiff1d(self.ids, np.asarray(list(other), np.int64)), self._all)
+
+    def __and__(self, other: Sequence[int]) -> Clients:
+        return Clients(np.intersect1d(self.ids, np.asarray(list(other), np.int64)), self._all)
+
+    def __or__(self, other: Sequence[int]) -> Clients:
+        return Clients(np.union1d(self.ids, np.asarray(list(other), np.int64)), self._all)
+
+    def __repr__(self) -> str:
+        return f"Clients({self.ids.tolist()})"
+
+
+@dataclass(frozen=True)
+class Each:
+    """One row of a message for each client asked, in their order."""
+
+    rows: Tensor
+
+
+def each(rows: Tensor) -> Each:
+    """Mark a message tensor as one row per client; anything else is sent to all alike."""
+    return Each(rows)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Rows of which only the entries under a mask travel; the receiver has, or is sent, the mask."""
+
+    values: Tensor
+    mask: Tensor  # bool, same shape
+
+
+Reply = Mapping[str, Tensor | Masked]
+"""What a client function returns: named tensors, the first axis running over clients."""
+
+
+def wire_bytes(value: object) -> int:
+    """What one value costs on the wire: tensors as they are, truth values as bits, plain numbers as four bytes."""
+    if isinstance(value, Masked):
+        return int(value.mask.sum()) * value.values.element_size()
+    if isinstance(value, Tensor):
+        return -(-value.numel() // 8) if value.dtype == torch.bool else value.numel() * value.element_size()
+    if isinstance(value, bool | int | float):
+        return 4
+    if isinstance(value, str):
+        return len(value.encode())
+    if value is None:
+        return 0
+    raise FedKinError(f"a message cannot hold a {type(value).__name__}: send tensors, numbers and strings")
+
+
+@dataclass(frozen=True)
+class Failure:
+    client: int
+    round: int
+    phase: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One `ask`, as counted."""
+
+    round: int
+    phase: str
+    asked: int
+    answered: int
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+
+
+class Replies:
+    """What came back, stacked: `replies["body"]` is [K, ...], a row for each of `replies.clients`."""
+
+    def __init__(
+        self, clients: Clients, values: Mapping[str, Tensor], masks: Mapping[str, Tensor], average: Average
+    ) -> None:
+        self.clients, self._values, self._masks, self._average = clients, dict(values), dict(masks), average
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def samples(self) -> Tensor:
+        return self.clients.samples
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._values:
+            had = ", ".join(self._values) or "nothing (nobody answered)"
+            raise FedKinError(f"no reply named {name!r}: the clients sent {had}")
+        return self._values[name]
+
+    def mask(self, name: str) -> Tensor:
+        """Which entries of a masked reply travelled."""
+        return self._masks[name]
+
+    def mean(self, name: str, otherwise: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The average over clients, by training samples unless `weights` are given; `otherwise` if nobody answered."""
+        if not len(self):
+            return otherwise
+        rows = self[name]
+        return self._average(rows, (self.samples if weights is None else weights).to(rows.device), otherwise)
+
+
+class Average(Protocol):
+    """How rows become one: (rows [K, D], weights [K], what the clients started from [D]) to [D]."""
+
+    def __call__(self, rows: Tensor, weights: Tensor, start: Tensor) -> Tensor: ...
+
+
+def weighted_mean(rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
+    """sum_k w_k row_k / sum_k w_k."""
+    share = weights.to(rows.dtype)
+    return (share / share.sum()) @ rows
+
+
+class Engine(Protocol):
+    """Carries out an `ask`: runs `function` for these clients where their data are.
+
+    Returns stacked replies for the clients that answered, odd replies (other names or shapes than the rest) one by
+    one, and the reason for each client that did not answer."""
+
+    def call(
+        self, ids: keys.I64, function: str, message: Mapping[str, object], round: int, horizon: int
+    ) -> Answer: ...
+
+
+@dataclass
+class Answer:
+    ids: keys.I64
+    replies: dict[str, Tensor | Masked] = field(default_factory=dict)
+    odd: dict[int, Reply] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+Tamper = Callable[[keys.I64, str, Mapping[str, object], Answer, int], Answer]
+"""What an attacker does to an answer: (ids asked, phase, message, honest answer, round) to the answer received."""
+
+
+@dataclass
+class Faults:
+    """Clients that break, drawn anew for every exchange from (seed, round, phase, client)."""
+
+    drop: float = 0.0  # does nothing and stays silent
+    straggle: float = 0.0  # works, but its reply comes too late
+    seed: int = 0
+
+    def draw(self, kind: str, share: float, ids: keys.I64, round: int, phase: str) -> np.ndarray[Any, Any]:
+        if not share:
+            return np.zeros(len(ids), bool)
+        drawn: np.ndarray[Any, Any] = keys.uniform(keys.key(self.seed, kind, round, phase, ids), 1)[:, 0] < share
+        return drawn
+
+
+class Federation:
+    """All clients, and `ask`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        samples: keys.I64,
+        *,
+        seed: int = 0,
+        faults: Faults | None = None,
+        average: Average = weighted_mean,
+        tamper: Tamper | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
+        self._engine, self._samples, self.seed = engine, np.asarray(samples, np.int64), seed
+        self._faults, self._average, self._tamper = faults or Faults(seed=seed), average, tamper
+        self.names = list(names) or [str(i) for i in range(len(samples))]
+        self.round = 0
+        self.rounds = 1
+        self.removed: dict[int, int] = {}  # client -> round
+        self.failures: list[Failure] = []
+        self.exchanges: list[Exchange] = []
+
+    @property
+    def all(self) -> Clients:
+        return Clients(np.arange(len(self._samples)), self._samples)
+
+    @property
+    def alive(self) -> Clients:
+        """All clients that have not been removed."""
+        return self.all - list(self.removed)
+
+    def remove(self, clients: Sequence[int]) -> None:
+        """Never ask these again."""
+        for client in clients:
+            self.removed.setdefault(int(client), self.round)
+
+    def sample(self, participation: float) -> Clients:
+        """This round's cohort: the same for every method at the same seed, as long as nobody was removed."""
+        order = keys.permutation(keys.key(self.seed, "cohort", self.round), len(self._samples))
+        kept = [c for c in order.tolist() if c not in self.removed]
+        count = max(1, math.floor(participation * len(self._samples) + 0.5))
+        return Clients(kept[:count], self._samples)
+
+    def ask(self, clients: Clients, function: Callable[..., Any], /, **message: Any) -> Replies:
+        """Run a client function of the method where the data are, and collect what comes back.
+
+        Tensors in the message go to every client alike; wrap rows in `each` to send every client its own."""
+        phase = function.__name__
+        ids = clients.ids
+        begin = time.perf_counter()
+        down = sum(_bytes_down(v, len(ids)) for v in message.values())
+        dropped = self._faults.draw("drop", self._faults.drop, ids, self.round, phase)
+        answer = Answer(ids[:0])
+        working = ids[~dropped]
+        if len(working):
+            mine = {k: Each(v.rows[torch.from_numpy(~dropped)]) if isinstance(v, Each) else v
+                    for k, v in message.items()}  # fmt: skip
+            answer = self._engine.call(working, phase, mine, self.round, self.rounds - self.round)
+            if self._tamper is not None:
+                answer = self._tamper(working, phase, mine, answer, self.round)
+        late = self._faults.draw("straggle", self._faults.straggle, ids, self.round, phase)
+        reasons = dict(answer.failed)
+        reasons |= {int(c): "dropped out" for c in ids[dropped]}
+        reasons |= {int(c): "reply came too late" for c in ids[late & ~dropped]}
+        kept, bad = gate(answer)
+        reasons |= {c: why for c, why in bad.items() if c not in reasons}
+        for client, reason in sorted(reasons.items()):
+            self.failures.append(Failure(client, self.round, phase, reason))
+        good = np.array([c not in reasons for c in kept.ids.tolist()], bool)
+        values, masks, up = _unpack(kept, good)
+        answered = Clients(kept.ids[good], self._samples)
+        seconds = time.perf_counter() - begin
+        self.exchanges.append(Exchange(self.round, phase, len(ids), len(answered), down, up, seconds))
+        return Replies(answered, values, masks, self._average)
+
+
+def _bytes_down(value: object, clients: int) -> int:
+    if isinstance(value, Each):
+        if len(value.rows) != clients:
+            raise FedKinError(f"each(...) needs one row for each of the {clients} clients asked, got {len(value.rows)}")
+        return sum(wire_bytes(row) for row in value.rows) if len(value.rows) else 0
+    return wire_bytes(value) * clients
+
+
+def _unpack(answer: Answer, good: np.ndarray[Any, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
+    values: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}
+    up = 0
+    chosen = torch.from_numpy(good)
+    for name, value in answer.replies.items():
+        if isinstance(value, Masked):
+            kept = Masked(value.values[chosen], value.mask[chosen])
+            values[name], masks[name] = kept.values, kept.mask
+            up += wire_bytes(kept)
+        else:
+            values[name] = value if good.all() else value[chosen]
+            up += sum(wire_bytes(row) for row in values[name])
+    return values, masks, up
+
+
+def gate(answer: Answer) -> tuple[Answer, dict[int, str]]:
+    """The right names, shapes and types, finite, within the size limit; otherwise the client failed, and here is why.
+
+    What is right is what the largest group of identical replies looks like; engines deliver that group stacked."""
+    bad: dict[int, str] = {}
+    expected = {k: _shape(v) for k, v in answer.replies.items()}
+    for client, reply in answer.odd.items():
+        bad[client] = _difference(reply, expected)
+    for name, value in answer.replies.items():
+        tensor = value.values if isinstance(value, Masked) else value
+        size = tensor[0].numel() * tensor.element_size() if len(tensor) else 0
+        for k, client in enumerate(answer.ids.tolist()):
+            if size > MAX_REPLY_BYTES:
+                bad.setdefault(client, f"{name!r} has {size} bytes, more than the limit of {MAX_REPLY_BYTES}")
+        if tensor.is_floating_point() and len(tensor):
+            flat = tensor.reshape(len(tensor), -1)
+            finite = torch.isfinite(flat.sum(1))  # an overflowing sum of finite numbers is looked at again below
+            for k in torch.nonzero(~finite).flatten().tolist():
+                wrong = int((~torch.isfinite(flat[k])).sum())
+                if wrong:
+                    bad.setdefault(int(answer.ids[k]), f"{name!r} has {wrong} values that are not finite")
+    return answer, bad
+
+
+def _shape(value: Tensor | Masked) -> tuple[tuple[int, ...], torch.dtype]:
+    tensor = value.values if isinstance(value, Masked) else value
+    return tuple(tensor.shape[1:]), tensor.dtype
+
+
+def _difference(reply: Reply, expected: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> str:
+    if set(reply) != set(expected):
+        return f"sent {sorted(reply)} instead of {sorted(expected)}"
+    for name, value in reply.items():
+        tensor = value.values if isinstance(value, Masked) else value
+        if not isinstance(tensor, Tensor):
+            return f"{name!r} is a {type(value).__name__}, not a tensor"
+        shape, dtype = expected[name]
+        if tuple(tensor.shape) != shape:
+            return f"{name!r} has shape {list(tensor.shape)} instead of {list(shape)}"
+        if tensor.dtype != dtype:
+            return f"{name!r} is {tensor.dtype} instead of {dtype}"
+    return "odd reply"

@@ -1,0 +1,103 @@
+"""What every method is: a server half that asks, and a client half that answers.
+
+    class MyMethod(Method):
+        def round(self, fed, cohort):                       # server
+            replies = fed.ask(cohort, self.train, model=self.model)
+            self.model = replies.mean("model", otherwise=self.model)
+
+        def train(self, client, model):                     # where the data are
+            return {"model": client.model(client.fit(client.rows(model=model)))}
+
+The two halves are different instances of the class: what `train` may use is its options, the message and what the
+client keeps. Names in `keeps` live with the client between rounds as `client["name"]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from fedkin.cohort import Cohort, Keep
+from fedkin.federation import Clients, Federation, Reply
+from fedkin.layout import Layout
+from fedkin.options import option, validated
+from fedkin.registry import Registry
+
+METHODS: Registry[type[Method]] = Registry("method")
+
+EvalPoint = Literal["received", "after_local"]
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """This method has no options of its own."""
+
+
+class Method:
+    """Base of all methods: shares one model, evaluates it as received (FedAvg's shape)."""
+
+    Options: ClassVar[type[Any]] = NoOptions
+    about: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    shares: ClassVar[str] = "model"  # what travels, in words
+    private: ClassVar[str] = "nothing"  # what never does
+    eval_point: ClassVar[EvalPoint] = "received"
+    keeps: ClassVar[Mapping[str, Keep]] = {}
+
+    def __init__(self, options: Any = None) -> None:
+        self.options = options if options is not None else self.Options()
+
+    # ------------------------------------------------------------ server half
+
+    def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
+        """Before the first round: `row` is the common first model."""
+        self.model = row[layout.columns("model")].clone()
+
+    def round(self, fed: Federation, cohort: Clients) -> None:
+        raise NotImplementedError
+
+    def deliver(self) -> dict[str, Any]:
+        """What a client receives when it wants its personal model: the message of `personal`."""
+        return {"model": self.model}
+
+    def deliver_to_all(self, fed: Federation) -> dict[str, Any]:
+        """`deliver` for every client at once; methods with a message of its own for each client override it."""
+        return self.deliver()
+
+    def finish(self, fed: Federation) -> None:
+        """After the last round (fine-tuning, if the method has it)."""
+
+    # ------------------------------------------------------------ client half
+
+    def personal(self, client: Cohort, **delivered: Any) -> Tensor:
+        """The model each client would use now, [K, D]."""
+        return client.rows(**delivered)
+
+    def after_local(self, client: Cohort, **delivered: Any) -> Tensor:
+        """The model each client holds after its local training: its last trained one, else the received."""
+        trained = client["trained"].bool()
+        return self.personal(client, **delivered).where(~trained, client["held"])
+
+    def report(self, client: Cohort, **delivered: Any) -> Reply:
+        """How the personal models do on the clients' test data (and the models themselves, for the simulator)."""
+        return _scored(client, self.personal(client, **delivered))
+
+    def report_after_local(self, client: Cohort, **delivered: Any) -> Reply:
+        return _scored(client, self.after_local(client, **delivered))
+
+    # ------------------------------------------------------------ what a checkpoint holds
+
+    def state(self) -> dict[str, Any]:
+        """The server half's memory: every attribute but the options."""
+        return {k: v for k, v in vars(self).items() if k != "options"}
+
+
+def _scored(client: Cohort, rows: Tensor) -> Reply:
+    scores = client.evaluate(rows)
+    return {"correct": scores.correct, "count": scores.count, "loss": scores.loss, "rows": rows}
+
+
+__all__ = ["METHODS", "EvalPoint", "Keep", "Method", "NoOptions", "option", "validated"]

@@ -1,0 +1,49 @@
+"""Ditto. Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
+
+Beside the shared model w (FedAvg), each client keeps a personal model v that is trained on the same mini-batches and
+drawn to the received w: v <- v - lr (grad L(v) + lam (v - w_received)).
+Down: the model. Up: the trained model. v never leaves the client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedkin.cohort import Cohort, Keep, Model
+from fedkin.federation import Clients, Federation, Reply
+from fedkin.methods.base import METHODS, Method, option
+
+
+@dataclass(frozen=True)
+class DittoOptions:
+    lam: float = option(1.0, "strength of the pull of the personal model towards the received one", low=0)
+
+
+@METHODS.register("ditto")
+class Ditto(Method):
+    Options = DittoOptions
+    about = "a personal model drawn to the shared one"
+    paper = "Li et al., ICML 2021"
+    private = "the personal model"
+    keeps = {"personal": Keep("row")}
+
+    def round(self, fed: Federation, cohort: Clients) -> None:
+        replies = fed.ask(cohort, self.train, model=self.model)
+        self.model = replies.mean("model", otherwise=self.model)
+
+    def train(self, client: Cohort, model: Tensor) -> Reply:
+        received = client.rows(model=model)
+        v, w = client.fit_together([Model(client["personal"], self.options.lam, received), Model(received)])
+        client["personal"] = v
+        return {"model": client.model(w)}
+
+    def deliver(self) -> dict[str, Any]:
+        return {}
+
+    def personal(self, client: Cohort) -> Tensor:
+        return client["personal"]
+
+    after_local = personal

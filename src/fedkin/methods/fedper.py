@@ -1,0 +1,43 @@
+"""FedPer. Arivazhagan et al., "Federated Learning with Personalization Layers", 2019 (arXiv 1912.00818).
+
+The body is shared and averaged; each client keeps its own head. Both are trained jointly.
+Down: the body. Up: the trained body.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fedkin.cohort import Cohort, Keep
+from fedkin.federation import Clients, Federation, Reply
+from fedkin.layout import Layout
+from fedkin.methods.base import METHODS, Method
+
+
+@METHODS.register("fedper")
+class FedPer(Method):
+    about = "a shared body under private heads"
+    paper = "Arivazhagan et al., 2019"
+    shares = "body"
+    private = "the head"
+    keeps = {"head": Keep("head")}
+
+    def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
+        self.body = layout.body(row).clone()
+
+    def round(self, fed: Federation, cohort: Clients) -> None:
+        replies = fed.ask(cohort, self.train, body=self.body)
+        self.body = replies.mean("body", otherwise=self.body)
+
+    def train(self, client: Cohort, body: Tensor) -> Reply:
+        rows = client.fit(client.rows(body=body, head=client["head"]))
+        client["head"] = client.head(rows)
+        return {"body": client.body(rows)}
+
+    def deliver(self) -> dict[str, Any]:
+        return {"body": self.body}
+
+    def personal(self, client: Cohort, body: Tensor) -> Tensor:
+        return client.rows(body=body, head=client["head"])

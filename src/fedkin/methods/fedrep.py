@@ -1,0 +1,36 @@
+"""FedRep. Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021.
+
+FedPer in two phases: first the private head on the received body, then the body under that head.
+Down: the body. Up: the trained body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedkin.cohort import Cohort
+from fedkin.federation import Reply
+from fedkin.methods.base import METHODS, option
+from fedkin.methods.fedper import FedPer
+
+
+@dataclass(frozen=True)
+class FedRepOptions:
+    head_epochs: int | None = option(None, "epochs on the head with the body frozen; none: as many as --epochs", low=1)
+    body_epochs: int = option(1, "epochs on the body with the head frozen", low=1)
+
+
+@METHODS.register("fedrep")
+class FedRep(FedPer):
+    Options = FedRepOptions
+    about = "FedPer, head and body trained in turn"
+    paper = "Collins et al., ICML 2021"
+
+    def train(self, client: Cohort, body: Tensor) -> Reply:
+        rows = client.rows(body=body, head=client["head"])
+        rows = client.fit(rows, learn="head", epochs=self.options.head_epochs)
+        rows = client.fit(rows, learn="body", epochs=self.options.body_epochs)
+        client["head"] = client.head(rows)
+        return {"body": client.body(rows)}

@@ -1,0 +1,40 @@
+"""What FedBABU and C-PFL share: a body trained under one frozen head, and a personal model tuned at the very end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fedkin.cohort import Cohort, Keep, Learn
+from fedkin.federation import Federation
+from fedkin.layout import Layout
+from fedkin.methods.base import Method
+
+
+class TunedAtTheEnd(Method):
+    """The server holds `self.body`; the head stays the common first one until `tune`."""
+
+    shares = "body"
+    private = "the tuned model"
+    keeps = {"tuned": Keep("row"), "is_tuned": Keep((1,), "zeros")}
+
+    tune_epochs: int
+    tune_part: Learn
+
+    def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
+        self.body = layout.body(row).clone()
+
+    def finish(self, fed: Federation) -> None:
+        if self.tune_epochs:
+            fed.ask(fed.alive, self.tune, body=self.body)
+
+    def tune(self, client: Cohort, body: Tensor) -> None:
+        client["tuned"] = client.fit(client.rows(body=body), learn=self.tune_part, epochs=self.tune_epochs)
+        client["is_tuned"] = client["is_tuned"] + 1
+
+    def deliver(self) -> dict[str, Any]:
+        return {"body": self.body}
+
+    def personal(self, client: Cohort, body: Tensor) -> Tensor:
+        return client.rows(body=body).where(client["is_tuned"] == 0, client["tuned"])

@@ -1,0 +1,64 @@
+"""LG-FedAvg. Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2020.
+
+The mirror image of FedPer: each client keeps its own body, and the head is shared and averaged. The authors start
+from a model trained by FedAvg (`pretrain`); without it every body starts from the common first model.
+Down: the head. Up: the trained head. While pretraining, whole models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedkin.cohort import Cohort, Keep
+from fedkin.federation import Clients, Federation, Reply
+from fedkin.layout import Layout
+from fedkin.methods.base import METHODS, Method, option
+
+
+@dataclass(frozen=True)
+class LGFedAvgOptions:
+    pretrain: int = option(0, "rounds of FedAvg to start from", low=0)
+
+
+@METHODS.register("lg-fedavg")
+class LGFedAvg(Method):
+    Options = LGFedAvgOptions
+    about = "private bodies under a shared head"
+    paper = "Liang et al., 2020"
+    shares = "head"
+    private = "the body"
+    keeps = {"body": Keep("body")}
+
+    def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
+        self.split = layout.size("body")
+        self.model = row[layout.columns("model")].clone()
+        self.head = layout.head(row).clone()
+
+    def round(self, fed: Federation, cohort: Clients) -> None:
+        if fed.round < self.options.pretrain:
+            self.model = fed.ask(cohort, self.pretrain, model=self.model).mean("model", otherwise=self.model)
+            if fed.round == self.options.pretrain - 1:
+                self.head = self.model[self.split :].clone()
+                fed.ask(fed.alive, self.install, body=self.model[: self.split])
+        else:
+            self.head = fed.ask(cohort, self.train, head=self.head).mean("head", otherwise=self.head)
+
+    def pretrain(self, client: Cohort, model: Tensor) -> Reply:
+        return {"model": client.model(client.fit(client.rows(model=model)))}
+
+    def install(self, client: Cohort, body: Tensor) -> None:
+        client["body"] = body.expand(len(client), -1)
+
+    def train(self, client: Cohort, head: Tensor) -> Reply:
+        rows = client.fit(client.rows(body=client["body"], head=head))
+        client["body"] = client.body(rows)
+        return {"head": client.head(rows)}
+
+    def deliver(self) -> dict[str, Any]:
+        return {"head": self.head}
+
+    def personal(self, client: Cohort, head: Tensor) -> Tensor:
+        return client.rows(body=client["body"], head=head)

@@ -1,0 +1,43 @@
+"""Local training: nobody sends anything. The yardstick for every personalised method.
+
+Each client goes on training its own model, E epochs a round, so that the work equals that of the other methods.
+Down: nothing. Up: nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedkin.cohort import Cohort, Keep
+from fedkin.federation import Clients, Federation
+from fedkin.methods.base import METHODS, Method, option
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    who: Literal["participants", "all"] = option("participants", "who trains in a round (FedCAP: all, PFLlib: those drawn)")
+
+
+@METHODS.register("local")
+class Local(Method):
+    Options = LocalOptions
+    about = "every client trains alone"
+    paper = "baseline"
+    shares = "nothing"
+    private = "the whole model"
+    keeps = {"own": Keep("row")}
+
+    def round(self, fed: Federation, cohort: Clients) -> None:
+        fed.ask(cohort if self.options.who == "participants" else fed.alive, self.train)
+
+    def train(self, client: Cohort) -> None:
+        client["own"] = client.fit(client["own"])
+
+    def deliver(self) -> dict[str, Any]:
+        return {}
+
+    def personal(self, client: Cohort) -> Tensor:
+        return client["own"]
