@@ -2,7 +2,7 @@
 
 from fedkin.api import compare, run
 from fedkin.cohort import Cohort, Keep, Model
-from fedkin.compute.losses import Align, CrossEntropy, Guide
+from fedkin.compute.losses import align, cross_entropy, guide
 from fedkin.compute.optim import SGD, Adam
 from fedkin.config import Config
 from fedkin.data import dirichlet, groups, iid, natural, pathological, shards
@@ -16,7 +16,7 @@ from fedkin.run import Result
 __version__ = "0.1.0"
 
 __all__ = [
-    "METHODS", "MODELS", "SGD", "Adam", "Align", "Clients", "Cohort", "Config", "CrossEntropy", "DataError",
-    "FedKinError", "Federation", "Guide", "Keep", "Layout", "Method", "Model", "Result", "UsageError", "compare",
-    "dirichlet", "each", "groups", "iid", "natural", "option", "pathological", "run", "shards", "weighted_mean",
+    "METHODS", "MODELS", "SGD", "Adam", "Clients", "Cohort", "Config", "DataError",
+    "FedKinError", "Federation", "Keep", "Layout", "Method", "Model", "Result", "UsageError", "align", "compare",
+    "cross_entropy", "dirichlet", "each", "groups", "guide", "iid", "natural", "option", "pathological", "run", "shards", "weighted_mean",
 ]  # fmt: skip

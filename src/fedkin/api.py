@@ -20,7 +20,7 @@ def run(
     method: str | type[Method] = "fedavg",
     *,
     data: str | Dataset | tuple[Dataset, Split] = "digits",
-    clients: int | None | Sequence[Any] = 20,
+    clients: int | Sequence[Any] | None = 20,
     partition: str | Partition = "pathological:2",
     model: str | nn.Module | None = None,
     options: dict[str, Any] | None = None,

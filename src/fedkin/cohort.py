@@ -18,7 +18,7 @@ from torch import Tensor
 from fedkin.compute import keys
 from fedkin.compute.batches import Source, plan
 from fedkin.compute.choice import Chooser
-from fedkin.compute.losses import CrossEntropy, Term, total
+from fedkin.compute.losses import Term, cross_entropy, total
 from fedkin.compute.optim import Moments, Optimiser
 from fedkin.compute.program import Context, Forward, Program
 from fedkin.compute.tape import Tape
@@ -252,9 +252,9 @@ class Cohort:
             strengths = [m.mu if m.anchor is not None else 0.0 for m in models]
             mu = torch.tensor(strengths, device=self.device).repeat_interleave(clients)
             anchor = torch.cat([self._wide(m.start if m.anchor is None else m.anchor) for m in models])
-        terms: Sequence[Term] = loss if loss is not None else [CrossEntropy()]
+        terms: Sequence[Term] = loss if loss is not None else [cross_entropy()]
         if len(models) > 1:
-            terms = [_Repeated(t, len(models)) for t in terms]
+            terms = [t.repeated(len(models)) for t in terms]
         noise = None
         if site.has_dropout:
             one = keys.key(*stream, "noise", self.ids)
@@ -267,7 +267,7 @@ class Cohort:
         )  # fmt: skip
         losses = site.chooser.train(work)
         self.losses = losses[-clients:]
-        trained = list(rows.split(clients))
+        trained = [rows[m * clients : (m + 1) * clients] for m in range(len(models))]
         if layout.buffers_policy == "local" and layout.size("buffers"):
             self["buffers"] = trained[-1][:, layout.columns("buffers")]
         if site.hold:
@@ -383,7 +383,7 @@ class Cohort:
 
     def loss(self, rows: Tensor, terms: Sequence[Term] | None = None, data: DataPart = "train") -> Tensor:
         """Mean loss of one model per client over its data, evaluation mode, [K]."""
-        wide, chosen = self._wide(rows), terms if terms is not None else [CrossEntropy()]
+        wide, chosen = self._wide(rows), terms if terms is not None else [cross_entropy()]
 
         def one(k: int) -> Tensor:
             value, count = torch.zeros((), device=self.device), 0
@@ -410,7 +410,7 @@ class Cohort:
 
     def _batches(self, k: int, data: DataPart, size: int) -> list[tuple[Tensor, Tensor]]:
         index = torch.from_numpy(self._site.parts[data][self.ids[k]]).to(self.device)
-        return [(self._site.source.batch(i), self._site.source.labels(i)) for i in index.split(size) if len(i)]
+        return [(self._site.source.batch(i), self._site.source.labels(i)) for i in torch.split(index, size) if len(i)]
 
     def _each(self, one: Callable[[int], T]) -> list[T]:
         """Apply to every client, on as many threads as there are cores; gradients off unless turned on inside."""
@@ -423,14 +423,3 @@ class Cohort:
             return [quiet(k) for k in range(len(self))]
         with ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(quiet, range(len(self))))
-
-
-class _Repeated:
-    """A term whose rows are repeated for each of a client's models."""
-
-    def __init__(self, term: Term, times: int) -> None:
-        self.name, self.value = term.name, term.value
-        self.given = {k: v.repeat(times, *[1] * (v.dim() - 1)) for k, v in term.given.items()}
-
-
-__all__ = ["Cohort", "Keep", "Model", "Scores", "Site", "Store", "Training"]

@@ -133,5 +133,5 @@ class Layout:
 def _last_linear(model: nn.Module) -> str:
     linears = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     if not linears:
-        raise UsageError("the network has no nn.Linear to take as its head: name one with head=..., or head='' for none")
-    return linears[-1]
+        raise UsageError("the network has no nn.Linear to take as its head: name a module, or give head='' for none")
+    return str(linears[-1])

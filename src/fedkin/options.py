@@ -37,8 +37,8 @@ class Described:
 def describe(schema: type[Any]) -> list[Described]:
     hints = get_type_hints(schema)
     return [
-        Described(f.name, _type_name(hints[f.name]), _default(f), f.metadata.get("help", ""), _accepts(f, hints[f.name]))
-        for f in dataclasses.fields(schema)
+        Described(f.name, _type_name(kind), _default(f), f.metadata.get("help", ""), _accepts(f, kind))
+        for f, kind in ((f, hints[f.name]) for f in dataclasses.fields(schema))
     ]
 
 
@@ -91,11 +91,12 @@ def _as(kind: Any, value: Any) -> Any:
             return value
         raise ValueError
     if kind is bool:
-        words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
         if isinstance(value, bool):
             return value
-        if isinstance(value, str) and value.lower() in words:
-            return words[value.lower()]
+        if str(value).lower() in ("true", "yes", "on", "1"):
+            return True
+        if str(value).lower() in ("false", "no", "off", "0"):
+            return False
         raise ValueError
     if kind is int:
         if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):

@@ -262,7 +262,9 @@ def prepare(
     precision = pick_precision(config.precision, device)
     dataset, split = data if data is not None else load_data(config)
     name = config.model or default_model(dataset.shape, dataset.vocabulary)
-    network = model if model is not None else build(name, dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
+    network = model
+    if network is None:
+        network = build(name, dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
     layout = Layout.of(network, config.head, config.buffers)
     source = Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
     sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)

@@ -71,7 +71,7 @@ class Captured:
 
         # Warm-up must not train: sizes of zero give gradients of zero, and a gated update leaves the rows alone.
         kept = [t.clone() for t in self._all()]
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):

@@ -7,8 +7,8 @@ engine can sort, split and batch rows without knowing what they mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -16,76 +16,71 @@ from torch import Tensor
 
 from fedkin.compute.program import Out
 
-
-class Term(Protocol):
-    """`value` must depend on nothing but its arguments: it is compiled once and reused with other `given` tensors."""
-
-    name: ClassVar[str]
-    given: dict[str, Tensor]
-
-    @staticmethod
-    def value(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor: ...
+Value = Callable[[Out, Tensor, Mapping[str, Tensor]], Tensor]
+"""(output, labels [R, B], given) to [R, B]. Must depend on nothing else: it is compiled once and reused."""
 
 
-class CrossEntropy:
+@dataclass(frozen=True, eq=False)
+class Term:
+    name: str
+    value: Value
+    given: Mapping[str, Tensor] = field(default_factory=dict)  # each [R, ...]
+
+    def rows(self, index: Tensor) -> Term:
+        """The same term for some of its rows."""
+        return replace(self, given={k: v[index] for k, v in self.given.items()})
+
+    def repeated(self, times: int) -> Term:
+        """The same term for each of a client's models in turn."""
+        return replace(self, given={k: v.repeat(times, *[1] * (v.dim() - 1)) for k, v in self.given.items()})
+
+
+def cross_entropy() -> Term:
     """The usual loss of a classifier."""
-
-    name: ClassVar[str] = "cross-entropy"
-
-    def __init__(self) -> None:
-        self.given: dict[str, Tensor] = {}
-
-    @staticmethod
-    def value(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        return F.cross_entropy(out.logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+    return Term("cross-entropy", _cross_entropy)
 
 
-class Align:
+def _cross_entropy(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    return F.cross_entropy(out.logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+
+
+def align(prototypes: Tensor, present: Tensor, weight: float, rows: int, name: str = "align") -> Term:
     """Draw features towards the prototype of their class: weight * mean squared difference, own class only.
 
-    prototypes [K, C, F] or [C, F]; present (bool, same leading shape) says which exist; weight a number or [K].
-    """
-
-    name: ClassVar[str] = "align"
-
-    def __init__(self, prototypes: Tensor, present: Tensor, weight: float | Tensor, rows: int) -> None:
-        if prototypes.dim() == 2:
-            prototypes, present = prototypes.expand(rows, -1, -1), present.expand(rows, -1)
-        strength = torch.as_tensor(weight, dtype=torch.float32, device=prototypes.device).expand(rows)
-        self.given = {"prototypes": prototypes, "present": present, "weight": strength}
-
-    @staticmethod
-    def value(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        index = y.unsqueeze(-1).expand(-1, -1, out.features.shape[-1])
-        goal = given["prototypes"].gather(1, index)
-        known = given["present"].gather(1, y).float() * given["weight"].unsqueeze(1)
-        return (out.features - goal).square().mean(-1) * known
+    prototypes [K, C, F], or [C, F] for all `rows` clients alike; present (bool, [K, C] or [C]) says which exist."""
+    if prototypes.dim() == 2:
+        prototypes, present = prototypes.expand(rows, -1, -1), present.expand(rows, -1)
+    strength = torch.full((rows,), weight, device=prototypes.device)
+    return Term(name, _align, {"prototypes": prototypes, "present": present, "weight": strength})
 
 
-class Guide:
-    """Learn from a frozen teacher classifier on the student's own features: KL(teacher || student), teacher detached.
-
-    weight [K, C, F] and bias [K, C] of the teacher's linear head.
-    """
-
-    name: ClassVar[str] = "guide"
-
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        self.given = {"weight": weight, "bias": bias}
-
-    @staticmethod
-    def value(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        with torch.no_grad():
-            logits = torch.baddbmm(given["bias"].unsqueeze(1), out.features, given["weight"].transpose(1, 2))
-            teacher = logits.log_softmax(-1)
-        student = out.logits.log_softmax(-1)
-        return (teacher.exp() * (teacher - student)).sum(-1)
+def _align(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    goal = given["prototypes"].gather(1, y.unsqueeze(-1).expand(-1, -1, out.features.shape[-1]))
+    known = given["present"].gather(1, y).float() * given["weight"].unsqueeze(1)
+    return (out.features - goal).square().mean(-1) * known
 
 
-def total(terms: Sequence[type[Term] | Term], out: Out, y: Tensor, given: Sequence[Mapping[str, Tensor]]) -> Tensor:
+def guide(weight: Tensor, bias: Tensor) -> Term:
+    """Learn from a frozen linear classifier (weight [K, C, F], bias [K, C]) on the student's own features:
+    KL(teacher || student), the teacher's side detached."""
+    return Term("guide", _guide, {"weight": weight, "bias": bias})
+
+
+def _guide(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    features = out.features.detach()
+    logits = torch.baddbmm(given["bias"].unsqueeze(1), features, given["weight"].transpose(1, 2))
+    teacher = logits.log_softmax(-1)
+    return (teacher.exp() * (teacher - out.logits.log_softmax(-1))).sum(-1)
+
+
+def total(terms: Sequence[Term], out: Out, y: Tensor, given: Sequence[Mapping[str, Tensor]]) -> Tensor:
     """The sum of the terms, [R, B]."""
-    values = [term.value(out, y, mine) for term, mine in zip(terms, given, strict=True)]
-    result = values[0]
-    for value in values[1:]:
-        result = result + value
+    result = terms[0].value(out, y, given[0])
+    for term, mine in zip(terms[1:], given[1:], strict=True):
+        result = result + term.value(out, y, mine)
     return result
+
+
+def is_plain(terms: Sequence[Term]) -> bool:
+    """Nothing but cross-entropy."""
+    return len(terms) == 1 and terms[0].value is _cross_entropy

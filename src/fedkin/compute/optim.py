@@ -105,7 +105,7 @@ def update(
         torch._foreach_lerp_(list(first), g, 1 - opt.beta1)
         torch._foreach_mul_(list(second), opt.beta2)
         torch._foreach_addcmul_(list(second), g, g, 1 - opt.beta2)
-        times = [steps] * len(g) if isinstance(steps, float) else list(steps)
+        times: Sequence[float | Tensor] = [steps] * len(g) if isinstance(steps, float) else steps
         g = [
             (m / (1 - opt.beta1**t)) / ((v / (1 - opt.beta2**t)).sqrt() + opt.eps)
             for m, v, t in zip(first, second, times, strict=True)

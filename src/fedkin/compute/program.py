@@ -156,7 +156,8 @@ def _batch_norm(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, row
         return F.batch_norm(x, mean[0], var[0], scale[0], shift[0], c.train, m.momentum, m.eps)
     view = x.reshape(rows, batch, channels, -1)
     if c.train:
-        weight = torch.ones(rows, batch, 1, 1, device=x.device) if c.valid is None else c.valid[:, :, None, None].float()
+        counted = torch.ones(rows, batch, device=x.device) if c.valid is None else c.valid.float()
+        weight = counted[:, :, None, None]
         count = weight.sum((1, 2, 3)).unsqueeze(1) * view.shape[3]  # [R, 1]
         count = count.clamp(min=1)
         now = (view * weight).sum((1, 3)) / count
@@ -286,12 +287,9 @@ class Program:
                     self.features = node.args[0].name
                 self._add_layer(node, target, modules[target])
             elif node.op == "call_function":
-                self.ops.append(Op(node.name, node.args, dict(node.kwargs), function=node.target, users=len(node.users)))
+                self._add_function(node, node.target)
             elif node.op == "call_method":
-                method = str(node.target)
-                self.ops.append(
-                    Op(node.name, node.args, dict(node.kwargs), function=_Method(method), users=len(node.users))
-                )
+                self._add_function(node, _Method(str(node.target)))
             else:
                 raise _Unsupported
         if layout.head_name and not self.features:
@@ -306,6 +304,9 @@ class Program:
         if node.kwargs or len(node.args) != 1:
             raise _Unsupported
         self.ops.append(Op(node.name, node.args, layer=copy.deepcopy(layer), target=target, users=len(node.users)))
+
+    def _add_function(self, node: fx.Node, function: Callable[..., Any]) -> None:
+        self.ops.append(Op(node.name, node.args, dict(node.kwargs), function=function, users=len(node.users)))
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, rows: int, context: Context) -> Out:
         seen: dict[str, Any] = {self.input: x}

@@ -60,7 +60,7 @@ class Tape:
             extra: Any = None
             if isinstance(layer, nn.Conv2d):
                 y = torch.conv2d(x, params[f"{op.target}.weight"], params.get(f"{op.target}.bias"),
-                                 layer.stride, layer.padding)  # type: ignore[arg-type] # fmt: skip
+                                 layer.stride, layer.padding)  # fmt: skip
             elif isinstance(layer, nn.Linear):
                 bias = params.get(f"{op.target}.bias")
                 weight = params[f"{op.target}.weight"].t()
@@ -109,9 +109,8 @@ class Tape:
             return torch.mm(g, params[weight]) if go_on else g
         if isinstance(layer, nn.Conv2d):
             wanted = [go_on, weight in learn, bias in learn]
-            gx, gw, gb = _aten.convolution_backward(
-                g, x, params[weight], [layer.out_channels], layer.stride, layer.padding, (1, 1), False, (0, 0), 1, wanted
-            )
+            shape = ([layer.out_channels], layer.stride, layer.padding, (1, 1), False, (0, 0), 1)
+            gx, gw, gb = _aten.convolution_backward(g, x, params[weight], *shape, wanted)
             if gw is not None:
                 grads[weight] = gw
             if gb is not None:

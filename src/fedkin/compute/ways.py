@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from fedkin.compute import keys
 from fedkin.compute.batches import Plan, Source
-from fedkin.compute.losses import CrossEntropy, Term, total
+from fedkin.compute.losses import Term, cross_entropy, is_plain, total
 from fedkin.compute.optim import Moments, Optimiser, Pull, update
 from fedkin.compute.program import Context, Forward, Out
 from fedkin.compute.tape import Tape
@@ -42,7 +43,7 @@ class Work:
     plan: Plan
     opt: Optimiser
     learn: tuple[str, ...]
-    terms: Sequence[Term] = field(default_factory=lambda: [CrossEntropy()])
+    terms: Sequence[Term] = field(default_factory=lambda: [cross_entropy()])
     mask: Tensor | None = None  # bool [R, D]
     mu: Tensor | None = None  # [R]
     anchor: Tensor | None = None  # [R, D]
@@ -70,7 +71,7 @@ class Work:
             rows=self.rows[index].clone(),
             client=self.client[list(rows)],
             plan=Plan(self.plan.table[:steps], self.plan.sizes[:steps]),
-            terms=[_Sliced(t, index) for t in self.terms],
+            terms=[t.rows(index) for t in self.terms],
             mask=None if self.mask is None else self.mask[index],
             mu=None if self.mu is None else self.mu[index],
             anchor=None if self.anchor is None else self.anchor[index],
@@ -78,15 +79,6 @@ class Work:
             moments=moments,
         )
         return small
-
-
-class _Sliced:
-    """A term with some of its rows."""
-
-    def __init__(self, term: Term, index: Tensor) -> None:
-        self.name = term.name
-        self.value = term.value
-        self.given = {k: v[index] for k, v in term.given.items()}
 
 
 # ---------------------------------------------------------------- one row after another
@@ -133,7 +125,7 @@ def _train_row(work: Work, r: int, tape: Tape | None) -> float:
         x, y = source.batch(chosen), source.labels(chosen)
         if tape is not None:
             with torch.no_grad():
-                loss, found = tape.gradients(own, names, x, lambda out, y=y: _loss_gradient(work.terms, out, y, given))
+                loss, found = tape.gradients(own, names, x, partial(_loss_gradient, work.terms, y, given))
             grads = [found[name] for name in work.learn]
         else:
             context = Context(train=True, noise=None if noise is None else noise[s], dtype=work.dtype)
@@ -153,10 +145,10 @@ def _train_row(work: Work, r: int, tape: Tape | None) -> float:
 
 
 def _loss_gradient(
-    terms: Sequence[Term], out: Out, y: Tensor, given: Sequence[Mapping[str, Tensor]]
+    terms: Sequence[Term], y: Tensor, given: Sequence[Mapping[str, Tensor]], out: Out
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Plain cross-entropy in closed form (softmax - one-hot); anything else by autograd on the output alone."""
-    if len(terms) == 1 and isinstance(terms[0], CrossEntropy):
+    if is_plain(terms):
         logits = out.logits[0]
         log_p = logits.log_softmax(1)
         picked = y.unsqueeze(1)
@@ -166,10 +158,10 @@ def _loss_gradient(
     with torch.enable_grad():
         leaf = Out(out.features.detach().requires_grad_(), out.logits.detach().requires_grad_())
         loss = total(terms, leaf, y.unsqueeze(0), given).mean()
-        at_logits, at_features = torch.autograd.grad(loss, (leaf.logits, leaf.features), allow_unused=True)
-    if at_logits is None:
-        at_logits = torch.zeros_like(out.logits)
-    return loss.detach(), at_logits[0], None if at_features is None else at_features[0]
+        found: Sequence[Tensor | None] = torch.autograd.grad(loss, (leaf.logits, leaf.features), allow_unused=True)
+    at_logits, at_features = found
+    zeros = torch.zeros_like(out.logits[0])
+    return loss.detach(), zeros if at_logits is None else at_logits[0], None if at_features is None else at_features[0]
 
 
 def _channels_last(t: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ def _encode(text: str, encoding: str) -> bytes:
 class _PlainUnpickler(pickle.Unpickler):
     """An unpickler whose whole world is arrays: every other name, however harmless it looks, is refused."""
 
-    known = {  # noqa: RUF012 - never changed
+    known = {
         ("numpy.core.multiarray", "_reconstruct"): _array,
         ("numpy._core.multiarray", "_reconstruct"): _array,
         ("numpy", "ndarray"): np.ndarray,

@@ -72,11 +72,11 @@ class Method:
 
     # ------------------------------------------------------------ client half
 
-    def personal(self, client: Cohort, **delivered: Any) -> Tensor:
+    def personal(self, client: Cohort, *args: Any, **delivered: Any) -> Tensor:
         """The model each client would use now, [K, D]."""
         return client.rows(**delivered)
 
-    def after_local(self, client: Cohort, **delivered: Any) -> Tensor:
+    def after_local(self, client: Cohort, *args: Any, **delivered: Any) -> Tensor:
         """The model each client holds after its local training: its last trained one, else the received."""
         trained = client["trained"].bool()
         return self.personal(client, **delivered).where(~trained, client["held"])

@@ -1,4 +1,4 @@
-"""LG-FedAvg. Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2020.
+"""LG-FedAvg. Liang et al., "Think Locally, Act Globally", 2020 (arXiv 2001.01523).
 
 The mirror image of FedPer: each client keeps its own body, and the head is shared and averaged. The authors start
 from a model trained by FedAvg (`pretrain`); without it every body starts from the common first model.

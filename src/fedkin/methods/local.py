@@ -18,7 +18,7 @@ from fedkin.methods.base import METHODS, Method, option
 
 @dataclass(frozen=True)
 class LocalOptions:
-    who: Literal["participants", "all"] = option("participants", "who trains in a round (FedCAP: all, PFLlib: those drawn)")
+    who: Literal["participants", "all"] = option("participants", "who trains in a round: those drawn, or all")
 
 
 @METHODS.register("local")
