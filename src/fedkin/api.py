@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedkin.config import Config, make_config
-from fedkin.data import Dataset, Partition, Split, from_arrays, from_torch, make_split
+from fedkin.config import make_config
+from fedkin.data import Dataset, Partition, Split, from_arrays, from_torch
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, Method
 from fedkin.registry import Registry
-from fedkin.run import Listener, Result, run_config, summary
+from fedkin.run import Listener, Result, run_config, split_of, summary
 
 
 def run(
@@ -56,12 +56,12 @@ def run(
         given["data"] = data if isinstance(data, tuple) else None
     config = make_config(values)
     if isinstance(data, Dataset):
-        given["data"] = (data, _split(data, partition, config))
+        given["data"] = (data, split_of(config, data, _object(partition)))
     elif isinstance(partition, Partition) and "data" not in given:
         from fedkin.data import load
 
         loaded = load(config.data, config.data_dir)
-        given["data"] = (loaded, _split(loaded, partition, config))
+        given["data"] = (loaded, split_of(config, loaded, partition))
     return run_config(config, on_event=on_event, **given)
 
 
@@ -87,8 +87,5 @@ def _own_data(clients: Sequence[Any]) -> tuple[Dataset, Split]:
     return from_arrays(clients) if arrays else from_torch(clients)
 
 
-def _split(dataset: Dataset, partition: str | Partition, config: Config) -> Split:
-    return make_split(
-        dataset, config.clients, partition, config.seed, samples_per_client=config.samples_per_client,
-        quantity_skew=config.quantity_skew, test_share=config.test_share, validation_share=config.validation_share,
-    )  # fmt: skip
+def _object(partition: str | Partition) -> Partition | None:
+    return None if isinstance(partition, str) else partition

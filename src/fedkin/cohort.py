@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedkin.compute import keys
-from fedkin.compute.batches import Source, plan
+from fedkin.compute.batches import Source, crop_flip, plan
 from fedkin.compute.choice import Chooser
 from fedkin.compute.losses import Term, cross_entropy, total
 from fedkin.compute.optim import Moments, Optimiser
@@ -40,6 +40,7 @@ class Training:
     batch: int
     opt: Optimiser
     precision: Precision = "fp32"
+    augment: bool = False  # random crop and flip of training images
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch"):
@@ -116,7 +117,8 @@ class Site:
         self.tape = Tape.of(self.forward) if self.source.device.type == "cpu" else None
         modules = self.forward.ops if isinstance(self.forward, Program) else []
         kinds = {type(op.layer).__name__ for op in modules}
-        self.has_batch_norm = bool({"BatchNorm1d", "BatchNorm2d"} & kinds) or not self.forward.together
+        opaque_norm = getattr(self.forward, "has_batch_norm", False)
+        self.has_batch_norm = bool({"BatchNorm1d", "BatchNorm2d"} & kinds) or opaque_norm
         self.has_dropout = "Dropout" in kinds
         if "buffers" not in self.store.keeps:
             self.store.keeps["buffers"] = Keep("buffers")
@@ -243,8 +245,12 @@ class Cohort:
         parts = self.indices("train")
         for i, part in zip(self.ids, parts, strict=True):
             if not len(part):
-                raise DataError(f"client {site.names[i]!r} has no training samples: give it some or leave it out")
+                raise self._nothing(i, "train")
+        if epochs is not None and epochs < 1:
+            raise UsageError(f"epochs={epochs}: must be at least 1; to train nothing, do not call fit")
         steps = plan(parts, self.ids, epochs or training.epochs, training.batch, stream, site.has_batch_norm)
+        if training.augment:
+            steps = replace(steps, moves=crop_flip(stream, self.ids, *steps.table.shape[::2]))
         rows = torch.cat([self._wide(m.start) for m in models])
         pulled = any(m.mu and m.anchor is not None for m in models)
         mu = anchor = None
@@ -255,6 +261,7 @@ class Cohort:
         terms: Sequence[Term] = loss if loss is not None else [cross_entropy()]
         if len(models) > 1:
             terms = [t.repeated(len(models)) for t in terms]
+            mask = mask.repeat(len(models), 1) if mask is not None and len(mask) == clients else mask
         noise = None
         if site.has_dropout:
             one = keys.key(*stream, "noise", self.ids)
@@ -288,7 +295,10 @@ class Cohort:
         kinds = {"model": ("body", "head"), "body": ("body",), "head": ("head",)}
         if learn not in kinds:
             raise UsageError(f"learn={learn!r}: choose one of {', '.join(kinds)}")
-        return tuple(s.name for s in self.layout.slots if s.kind in kinds[learn])
+        chosen = tuple(s.name for s in self.layout.slots if s.kind in kinds[learn])
+        if not chosen:
+            raise UsageError(f"learn={learn!r}: this network has no such part (its head is {self.layout.head_name!r})")
+        return chosen
 
     # ------------------------------------------------------------ looking at models, without changing them
 
@@ -311,6 +321,11 @@ class Cohort:
         correct, count = torch.stack([f[0] for f in found]), torch.stack([f[1] for f in found])
         loss = torch.stack([f[2] for f in found]) / count.sum(1).clamp(min=1)
         return Scores(correct, count, loss)
+
+    def judge(self, rows: Tensor, data: DataPart) -> tuple[Tensor, Tensor]:
+        """Every client tries each of M models, [M, D], on its own data: hits per true class [K, M, C], samples [K, C]."""
+        scores = [self.evaluate(row, data) for row in rows]
+        return torch.stack([s.correct for s in scores], 1), scores[0].count
 
     def features(self, rows: Tensor, data: DataPart = "train") -> list[Tensor]:
         """The head's inputs for each client's samples in order: K tensors [n_k, F]."""
@@ -337,7 +352,8 @@ class Cohort:
                     sums = torch.zeros(self.classes, f.shape[1], device=self.device)
                 sums.index_add_(0, y, f)
                 count.scatter_add_(0, y, torch.ones_like(y, dtype=torch.float32))
-            assert sums is not None, "a client without samples was let through"
+            if sums is None:
+                raise self._nothing(int(self.ids[k]), data)
             return sums / count.clamp(min=1).unsqueeze(1), count
 
         found = self._each(one)
@@ -396,6 +412,10 @@ class Cohort:
             return value / max(count, 1)
 
         return torch.stack(self._each(one))
+
+    def _nothing(self, i: int, data: DataPart) -> DataError:
+        kind = "training" if data == "train" else data
+        return DataError(f"client {self._site.names[i]!r} has no {kind} samples: give it some or leave it out")
 
     def _context(self) -> Context:
         return Context(dtype=torch.bfloat16 if self.training.precision == "bf16" else torch.float32)

@@ -24,7 +24,8 @@ class Config:
     samples_per_client: int | None = option(None, "keep at most this many samples of each client", low=1)
     quantity_skew: float | None = option(None, "unequal client sizes: sigma of a log-normal", above=0)
     test_share: float = option(0.25, "share of each client's samples that are only for testing", low=0, high=0.9)
-    validation_share: float = option(0.0, "share of each client's training samples set aside", low=0, high=0.9)
+    validation_share: float | None = option(
+        None, "share of each client's training samples set aside; none: what the method needs", low=0, high=0.9)
     shift: str | None = option(None, "feature shift: corruption names with commas between, or all; one per client")
     severity: int = option(5, "strength of the corruptions", low=1, high=5)
     model: str | None = option(None, "which network; `fedkin models` lists them (default: by the data)")
@@ -38,6 +39,7 @@ class Config:
     lr: float = option(0.01, "learning rate", above=0)
     momentum: float = option(0.0, "momentum (sgd)", low=0, high=0.999)
     weight_decay: float = option(0.0, "weight decay", low=0)
+    augment: bool = option(False, "train on random crops (padding 4) and flips of the images")
     seed: int = option(0, "everything random follows from it", low=0)
     eval_point: Literal["auto", "received", "after_local"] = option(
         "auto", "when a client's model is judged: as received, or after local training; auto: the method's own")

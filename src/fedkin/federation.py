@@ -123,6 +123,15 @@ class Exchange:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Note:
+    """Something a method wants remembered for its reports: weights, votes, thresholds."""
+
+    round: int
+    name: str
+    value: Any
+
+
 class Replies:
     """What came back, stacked: `replies["body"]` is [K, ...], a row for each of `replies.clients`."""
 
@@ -228,6 +237,7 @@ class Federation:
         self.removed: dict[int, int] = {}  # client -> round
         self.failures: list[Failure] = []
         self.exchanges: list[Exchange] = []
+        self.notes: list[Note] = []
 
     @property
     def all(self) -> Clients:
@@ -242,6 +252,10 @@ class Federation:
         """Never ask these again."""
         for client in clients:
             self.removed.setdefault(int(client), self.round)
+
+    def note(self, name: str, value: Any) -> None:
+        """Remember a number, a list or a small tensor under this round."""
+        self.notes.append(Note(self.round, name, value.detach().cpu() if isinstance(value, Tensor) else value))
 
     def sample(self, participation: float) -> Clients:
         """This round's cohort: the same for every method at the same seed, as long as nobody was removed."""

@@ -21,14 +21,13 @@ from fedkin.compute.choice import Chooser
 from fedkin.compute.probe import require_bf16
 from fedkin.compute.program import trace
 from fedkin.config import Config
-from fedkin.data import CORRUPTIONS, Dataset, Split, apply_shift, from_folder, load, make_split
+from fedkin.data import CORRUPTIONS, Dataset, Partition, Split, apply_shift, from_folder, load, make_split
 from fedkin.engines.local import LocalEngine
 from fedkin.errors import UsageError, unknown
 from fedkin.federation import Average, Clients, Exchange, Failure, Faults, Federation, Tamper, weighted_mean
 from fedkin.layout import Layout
-from fedkin.methods import METHODS, Method
+from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import build, default_model
-from fedkin.options import validated
 
 
 @dataclass(frozen=True)
@@ -256,11 +255,15 @@ def prepare(
 ) -> Job:
     """Check everything, load the data, build the network; nothing trains yet."""
     kind = method or METHODS[config.method]
-    options = validated(kind.Options, config.options, f"method {config.method!r}")
+    options = options_of(kind, config.options, config.method)
     opt = config.optimiser_of()
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
+    if config.validation_share is None:
+        config = replace(config, validation_share=kind.holdout)
     dataset, split = data if data is not None else load_data(config)
+    if config.augment and len(dataset.shape) != 3:
+        raise UsageError(f"augment=true needs images; {dataset.name!r} has samples of shape {dataset.shape}")
     name = config.model or default_model(dataset.shape, dataset.vocabulary)
     network = model
     if network is None:
@@ -276,7 +279,8 @@ def prepare(
     site = Site(
         forward=forward, layout=layout, initial=initial, source=source,
         parts={"train": split.train, "validation": split.validation, "test": split.test}, names=split.names,
-        classes=dataset.classes, training=Training(config.epochs, config.batch, opt, precision), seed=config.seed,
+        classes=dataset.classes, seed=config.seed,
+        training=Training(config.epochs, config.batch, opt, precision, config.augment),
         store=Store(split.clients, kind.keeps, layout, initial), chooser=Chooser(config.way),
         hold=point == "after_local",
     )  # fmt: skip
@@ -323,13 +327,24 @@ def load_data(config: Config) -> tuple[Dataset, Split]:
         if kind not in CORRUPTIONS:
             raise unknown("corruption", kind, [*CORRUPTIONS, "all"])
     dataset = load(config.data, config.data_dir)
-    split = make_split(
-        dataset, config.clients, config.partition, config.seed, samples_per_client=config.samples_per_client,
-        quantity_skew=config.quantity_skew, test_share=config.test_share, validation_share=config.validation_share,
-    )  # fmt: skip
+    split = split_of(config, dataset)
     if kinds:
         dataset = apply_shift(dataset, split, kinds, config.severity, config.seed)
     return dataset, split
+
+
+def split_of(config: Config, dataset: Dataset, partition: Partition | None = None) -> Split:
+    """Who has which part, as the configuration says."""
+    return make_split(
+        dataset,
+        config.clients,
+        partition or config.partition,
+        config.seed,
+        samples_per_client=config.samples_per_client,
+        quantity_skew=config.quantity_skew,
+        test_share=config.test_share,
+        validation_share=config.validation_share or 0.0,
+    )
 
 
 def pick_device(name: str) -> torch.device:

@@ -31,15 +31,47 @@ class Source:
         self._bytes = self.x.dtype == torch.uint8
         self._scale, self._shift = 1.0 / (255.0 * std), -mean / std
 
-    def batch(self, index: Tensor) -> Tensor:
-        """Network inputs for these samples: normalised floats (or token ids), channels in front."""
+    def batch(self, index: Tensor, moves: Tensor | None = None) -> Tensor:
+        """Network inputs for these samples: normalised floats (or token ids), channels in front.
+
+        `moves` says how each image is shifted and flipped (see `crop_flip`)."""
         x = self.x.index_select(0, index)
         if self._bytes:
             x = x.to(torch.float32).mul_(self._scale).add_(self._shift)
+        if moves is not None:
+            x = moved(x, moves)
         return x.permute(0, 3, 1, 2) if self.planar else x
 
     def labels(self, index: Tensor) -> Tensor:
         return self.y.index_select(0, index)
+
+
+CROP = 4  # pixels of zeros around an image before it is cropped again
+
+
+def moved(x: Tensor, moves: Tensor) -> Tensor:
+    """Random crop with padding 4, and flip, of normalised images [N, H, W, C], as one gather; zeros beyond the edge."""
+    n, height, width, _ = x.shape
+    flip = (moves % 2).bool().view(n, 1)
+    across = (moves // 2) % (2 * CROP + 1) - CROP
+    down = moves // (2 * (2 * CROP + 1)) - CROP
+    columns = torch.arange(width, device=x.device).expand(n, -1)
+    columns = torch.where(flip, width - 1 - columns, columns) + across.view(n, 1)
+    rows = torch.arange(height, device=x.device).expand(n, -1) + down.view(n, 1)
+    seen_down, seen_across = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
+    inside = seen_down.view(n, height, 1, 1) & seen_across.view(n, 1, width, 1)
+    at = rows.clamp(0, height - 1).view(n, height, 1) * width + columns.clamp(0, width - 1).view(n, 1, width)
+    flat = x.reshape(n, height * width, -1)
+    found = flat.gather(1, at.view(n, -1, 1).expand(-1, -1, flat.shape[2])).view(x.shape)
+    return found * inside
+
+
+def crop_flip(stream: tuple[int | str, ...], clients: Indices, steps: int, batch: int) -> Indices:
+    """How every sample of a plan moves, [S, K, B]: two shifts of -4..4 and a flip, folded into one number."""
+    key = keys.key(*stream, "augment", np.asarray(clients, np.int64))  # [K]
+    draws = keys.uniform(key, steps * batch).reshape(len(clients), steps, batch)
+    choices = 2 * (2 * CROP + 1) ** 2
+    return np.ascontiguousarray((draws * choices).astype(np.int64).transpose(1, 0, 2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +80,11 @@ class Plan:
 
     table: Indices  # [S, K, B]
     sizes: Indices  # [S, K]
+    moves: Indices | None = None  # [S, K, B]: augmentation
+
+    def first(self, steps: int) -> Plan:
+        """The first steps only."""
+        return Plan(self.table[:steps], self.sizes[:steps], None if self.moves is None else self.moves[:steps])
 
     @property
     def steps(self) -> Indices:

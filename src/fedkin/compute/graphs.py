@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedkin.compute import keys
-from fedkin.compute.ways import Loss, Stack, Work, _noise, loss_of, mean_losses, step_rows
+from fedkin.compute.ways import Batch, Loss, Stack, Work, _noise, loss_of, mean_losses, on_device, step_rows
 
 SEGMENT = 256  # steps whose samples lie on the device at once
 SIZES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12, 0.08, 0.05)
@@ -44,7 +44,8 @@ class Captured:
         batch = work.plan.table.shape[2]
         self.table = torch.zeros(SEGMENT, rows, batch, dtype=torch.int64, device=device)
         self.sizes = torch.zeros(SEGMENT, rows, dtype=torch.int64, device=device)
-        self.noise = None if work.noise is None else torch.zeros(SEGMENT, rows, dtype=torch.int64, device=device)
+        self.moves = None if work.plan.moves is None else torch.zeros_like(self.table)
+        self.noise = None if work.noise is None else torch.zeros_like(self.sizes)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.sums = torch.zeros(rows, device=device)
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
@@ -63,10 +64,14 @@ class Captured:
             loss = torch.compile(loss, fullgraph=True, dynamic=False)
 
         def step() -> None:
-            chosen = self.table.index_select(0, self.at)[0, :active]
-            size = self.sizes.index_select(0, self.at)[0, :active]
-            noise = None if self.noise is None else self.noise.index_select(0, self.at)[0, :active]
-            self.sums[:active] += step_rows(work, self.stack, active, loss, chosen, size, noise, gated)
+            def now(table: Tensor | None) -> Tensor | None:
+                return None if table is None else table.index_select(0, self.at)[0, :active]
+
+            chosen, size = now(self.table), now(self.sizes)
+            assert chosen is not None
+            assert size is not None
+            batch = Batch(chosen, size, now(self.moves), now(self.noise))
+            self.sums[:active] += step_rows(work, self.stack, active, loss, batch, gated)
             self.at.add_(1)
 
         # Warm-up must not train: sizes of zero give gradients of zero, and a gated update leaves the rows alone.
@@ -94,9 +99,12 @@ class Captured:
         """The samples of steps begin..end; places without a row rest."""
         clients = work.client[order]
         count, span = len(order), end - begin
-        self.table[:span, :count].copy_(torch.from_numpy(np.ascontiguousarray(work.plan.table[begin:end, clients])))
+        device = self.table.device
+        self.table[:span, :count].copy_(on_device(work.plan.table[begin:end, clients], device))
         self.sizes.zero_()
-        self.sizes[:span, :count].copy_(torch.from_numpy(np.ascontiguousarray(work.plan.sizes[begin:end, clients])))
+        self.sizes[:span, :count].copy_(on_device(work.plan.sizes[begin:end, clients], device))
+        if self.moves is not None and work.plan.moves is not None:
+            self.moves[:span, :count].copy_(on_device(work.plan.moves[begin:end, clients], device))
         if self.noise is not None:
             drawn = _noise(work, order.tolist(), end)
             assert drawn is not None
@@ -114,7 +122,8 @@ def forget() -> None:
 
 def _key(work: Work, compiled: bool) -> tuple[Any, ...]:
     terms = tuple((t.name, tuple((k, v.shape[1:]) for k, v in t.given.items())) for t in work.terms)
-    parts = (work.mask is None, work.anchor is None, work.moments is None, work.noise is None)
+    parts = (work.mask is None, work.anchor is None, work.moments is None, work.noise is None,
+             work.plan.moves is None)  # fmt: skip
     return (
         id(work.forward), id(work.source), work.plan.table.shape[2], work.opt, work.learn, terms, parts,
         work.precision, compiled, work.rows.device,

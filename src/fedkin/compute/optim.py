@@ -110,8 +110,8 @@ def update(
             (m / (1 - opt.beta1**t)) / ((v / (1 - opt.beta2**t)).sqrt() + opt.eps)
             for m, v, t in zip(first, second, times, strict=True)
         ]
-        if masks is not None:
-            g = [gi * m for gi, m in zip(g, masks, strict=True)]
+    if masks is not None and opt.buffers:  # the memory of an earlier fit may reach where this mask does not
+        g = [gi * m for gi, m in zip(g, masks, strict=True)]
     if gate is not None:
         g = [gi * on for gi, on in zip(g, gate, strict=True)]
     torch._foreach_add_(list(params), g, alpha=-opt.lr)

@@ -60,14 +60,31 @@ def trace(model: nn.Module, layout: Layout, example: Tensor) -> Forward:
         program = Program(model, layout)
         if _agree(program, opaque, layout, model, example):
             return program
-    except (_Unsupported, fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError, AttributeError):
-        pass
-    if opaque.stochastic:
+    except (_Unsupported, fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError, AttributeError, KeyError):
+        pass  # KeyError: a tensor that two layers share has one name in the row
+    if opaque.stochastic or not _repeats(opaque, layout, model, example):
         raise UsageError(
-            f"{type(model).__name__} has dropout and a forward pass that cannot be traced, so its noise could not be "
-            "repeated: write the forward without data-dependent Python control flow, or remove the dropout"
+            f"{type(model).__name__} has noise in its forward pass that could not be repeated from a seed: use "
+            "nn.Dropout (not F.dropout or Dropout2d) and no data-dependent Python control flow, or remove the noise"
         )
+    opaque.together = opaque.together and _runs_together(opaque, layout, model, example)
     return opaque
+
+
+def _repeats(opaque: Opaque, layout: Layout, model: nn.Module, example: Tensor) -> bool:
+    """Does training mode say the same twice?"""
+    row = layout.row(model).unsqueeze(0)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        first, second = (opaque(layout.tensors(row.clone()), example, 1, Context(train=True)) for _ in range(2))
+    return _close(first.logits, second.logits)
+
+
+def _runs_together(opaque: Opaque, layout: Layout, model: nn.Module, example: Tensor) -> bool:
+    """Can `vmap` run it? It refuses Python control flow that depends on data."""
+    try:
+        return _agree(opaque, opaque, layout, model, example)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return False
 
 
 def _agree(program: Forward, opaque: Forward, layout: Layout, model: nn.Module, example: Tensor) -> bool:
@@ -186,7 +203,7 @@ def _group_norm(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, row
     assert isinstance(m, nn.GroupNorm)
     y = F.group_norm(x.float(), m.num_groups, None, None, m.eps)
     flat = y.view(x.shape[0], x.shape[1], -1).transpose(1, 2)
-    return _affine(flat, name, t, rows, 1).transpose(1, 2).reshape(x.shape)
+    return _affine(flat.contiguous(), name, t, rows, 1).transpose(1, 2).reshape(x.shape)
 
 
 def _affine(y: Tensor, name: str, t: Mapping[str, Tensor], rows: int, dims: int) -> Tensor:
@@ -298,6 +315,8 @@ class Program:
         self.ops = _pool_before_relu(self.ops, keep={self.features, self.logits})
 
     def _add_layer(self, node: fx.Node, target: str, layer: nn.Module) -> None:
+        if "Dropout" in type(layer).__name__ and type(layer) not in RULES:
+            raise _Unsupported  # its noise has no key
         has_state = any(True for _ in layer.parameters()) or any(True for _ in layer.buffers())
         if has_state and type(layer) not in RULES:
             raise _Unsupported
@@ -331,6 +350,8 @@ class _Method:
     name: str
 
     def __call__(self, x: Any, *args: Any, **options: Any) -> Any:
+        if self.name == "view":  # images lie channels-last here; the network may have been written for the other order
+            x = x.contiguous()
         return getattr(x, self.name)(*args, **options)
 
 
@@ -364,6 +385,11 @@ def _pool_before_relu(ops: list[Op], keep: set[str]) -> list[Op]:
 # ---------------------------------------------------------------- networks that cannot be traced
 
 
+def _usual_order(t: Tensor) -> Tensor:
+    """Channels first, as users write for; going flat settles the strides of axes of length 1 too."""
+    return t.contiguous().flatten().view(t.shape)
+
+
 class Opaque:
     """The network called as it is: one row directly, several under `vmap`."""
 
@@ -373,9 +399,11 @@ class Opaque:
         self._mine = threading.local()
         kinds = [type(m).__name__ for m in model.modules()]
         self.stochastic = any("Dropout" in k for k in kinds)
-        self.together = not self.stochastic and not any("BatchNorm" in k for k in kinds)
+        self.has_batch_norm = any("BatchNorm" in k for k in kinds)
+        self.together = not self.stochastic and not self.has_batch_norm
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, rows: int, context: Context) -> Out:
+        x, tensors = _usual_order(x), {k: _usual_order(v) for k, v in tensors.items()}
         with torch.autocast(x.device.type, context.dtype, enabled=context.dtype != torch.float32):
             if rows == 1:
                 features, logits = self._one({k: v[0] for k, v in tensors.items()}, x, context.train)

@@ -47,6 +47,9 @@ class Tape:
                 return None
             before = op.name
         names = [op.name for op in program.ops]
+        shared = [op.target for op in program.ops if isinstance(op.layer, nn.Conv2d | nn.Linear)]
+        if len(set(shared)) < len(shared):  # a layer used twice: its gradients would have to be added
+            return None
         return cls(program) if program.ops and program.logits == before and program.features in names else None
 
     def gradients(
@@ -63,8 +66,7 @@ class Tape:
                                  layer.stride, layer.padding)  # fmt: skip
             elif isinstance(layer, nn.Linear):
                 bias = params.get(f"{op.target}.bias")
-                weight = params[f"{op.target}.weight"].t()
-                y = torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+                y = torch.nn.functional.linear(x, params[f"{op.target}.weight"], bias)
             elif isinstance(layer, nn.MaxPool2d):
                 y, extra = _aten.max_pool2d_with_indices(x, *_pool(layer))
             elif isinstance(layer, nn.ReLU):
@@ -102,11 +104,12 @@ class Tape:
         layer, (x, extra) = op.layer, saved
         weight, bias = f"{op.target}.weight", f"{op.target}.bias"
         if isinstance(layer, nn.Linear):
+            flat = g.flatten(0, -2)
             if weight in learn:
-                grads[weight] = torch.mm(g.t(), x, out=self._buffer(weight, params[weight]))
+                grads[weight] = torch.mm(flat.t(), x.flatten(0, -2), out=self._buffer(weight, params[weight]))
             if bias in learn:
-                grads[bias] = g.sum(0)
-            return torch.mm(g, params[weight]) if go_on else g
+                grads[bias] = flat.sum(0)
+            return torch.mm(flat, params[weight]).view(x.shape) if go_on else g
         if isinstance(layer, nn.Conv2d):
             wanted = [go_on, weight in learn, bias in learn]
             shape = ([layer.out_channels], layer.stride, layer.padding, (1, 1), False, (0, 0), 1)
@@ -136,7 +139,7 @@ def _plain(layer: nn.Module | None) -> bool:
         return simple and not isinstance(layer.padding, str)
     if isinstance(layer, nn.MaxPool2d):
         return layer.dilation in (1, (1, 1)) and not layer.ceil_mode
-    return not isinstance(layer, nn.Flatten) or layer.start_dim == 1
+    return not isinstance(layer, nn.Flatten) or (layer.start_dim == 1 and layer.end_dim == -1)
 
 
 def _pool(layer: nn.MaxPool2d) -> tuple[Any, ...]:

@@ -70,7 +70,7 @@ class Work:
             self,
             rows=self.rows[index].clone(),
             client=self.client[list(rows)],
-            plan=Plan(self.plan.table[:steps], self.plan.sizes[:steps]),
+            plan=self.plan.first(steps),
             terms=[t.rows(index) for t in self.terms],
             mask=None if self.mask is None else self.mask[index],
             mu=None if self.mu is None else self.mu[index],
@@ -115,6 +115,9 @@ def _train_row(work: Work, r: int, tape: Tape | None) -> float:
     given = [{k: v[r : r + 1] for k, v in term.given.items()} for term in work.terms]
     table, sizes = work.plan.table[:, work.client[r]], work.plan.sizes[:, work.client[r]]
     index = torch.from_numpy(np.ascontiguousarray(table)).to(source.device)
+    moves = None
+    if work.plan.moves is not None:
+        moves = torch.from_numpy(np.ascontiguousarray(work.plan.moves[:, work.client[r]])).to(source.device)
     noise = _noise(work, [r], len(sizes))
     value = torch.zeros((), device=source.device)
     if tape is None:
@@ -122,7 +125,8 @@ def _train_row(work: Work, r: int, tape: Tape | None) -> float:
             t.requires_grad_()
     for s in range(int(work.steps[r])):
         chosen = index[s, : int(sizes[s])]
-        x, y = source.batch(chosen), source.labels(chosen)
+        x = source.batch(chosen, None if moves is None else moves[s, : int(sizes[s])])
+        y = source.labels(chosen)
         if tape is not None:
             with torch.no_grad():
                 loss, found = tape.gradients(own, names, x, partial(_loss_gradient, work.terms, y, given))
@@ -257,7 +261,19 @@ def _place(rows: int, shape: torch.Size, dtype: torch.dtype, device: torch.devic
     return torch.empty(rows, *shape, dtype=dtype, device=device)
 
 
-Loss = Callable[[dict[str, Tensor], Tensor, Tensor, "Tensor | None", list[dict[str, Tensor]]], Tensor]
+@dataclass(frozen=True)
+class Batch:
+    """One step's samples for R rows: indices [R, B], how many count [R], augmentation [R, B], dropout keys [R]."""
+
+    chosen: Tensor
+    size: Tensor
+    moves: Tensor | None = None
+    noise: Tensor | None = None
+
+
+Loss = Callable[
+    [dict[str, Tensor], Tensor, Tensor, "Tensor | None", "Tensor | None", list[dict[str, Tensor]]], Tensor
+]
 
 
 def loss_of(work: Work, rows: int, compiled: bool = False, conv: str = "unfold") -> Loss:
@@ -265,29 +281,29 @@ def loss_of(work: Work, rows: int, compiled: bool = False, conv: str = "unfold")
     forward, source, terms, dtype = work.forward, work.source, list(work.terms), work.dtype
 
     def loss(
-        params: dict[str, Tensor], chosen: Tensor, size: Tensor, noise: Tensor | None, given: list[dict[str, Tensor]]
-    ) -> Tensor:
+        params: dict[str, Tensor], chosen: Tensor, size: Tensor, moves: Tensor | None, noise: Tensor | None,
+        given: list[dict[str, Tensor]],
+    ) -> Tensor:  # fmt: skip
         batch = chosen.shape[1]
         flat = chosen.reshape(-1)
         y = source.labels(flat).view(rows, batch)
         valid = torch.arange(batch, device=y.device) < size.unsqueeze(1)
-        out = forward(params, source.batch(flat), rows, Context(True, valid, noise, dtype, conv, compiled))
+        x = source.batch(flat, None if moves is None else moves.reshape(-1))
+        out = forward(params, x, rows, Context(True, valid, noise, dtype, conv, compiled))
         return (total(terms, out, y, given) * valid).sum(1) / size.clamp(min=1)
 
     return loss
 
 
-def step_rows(
-    work: Work, stack: Stack, active: int, loss: Loss, chosen: Tensor, size: Tensor, noise: Tensor | None, gated: bool
-) -> Tensor:
+def step_rows(work: Work, stack: Stack, active: int, loss: Loss, batch: Batch, gated: bool) -> Tensor:
     """One step of the first `active` rows; returns their losses [active]. `gated`: some of them may be resting."""
     leaves = {name: t[:active].detach().requires_grad_(name in work.learn) for name, t in stack.params.items()}
     given = [{k: v[:active] for k, v in mine.items()} for mine in stack.given]
-    values = loss(leaves, chosen, size, noise, given)
+    values = loss(leaves, batch.chosen, batch.size, batch.moves, batch.noise, given)
     learn = [leaves[name] for name in work.learn]
     grads = torch.autograd.grad(values.sum(), learn)
     with torch.no_grad():
-        on = (size > 0).float()
+        on = (batch.size > 0).float()
         stack.taken[:active] += on
         wide = [[-1] + [1] * (t.dim() - 1) for t in learn]
         pull = None
@@ -309,8 +325,8 @@ def batched(work: Work, conv: str = "unfold") -> Tensor:
     stack.load(work, order.tolist())
     device = work.rows.device
     clients = work.client[order]
-    table = torch.from_numpy(np.ascontiguousarray(work.plan.table[:, clients])).to(device)
-    sizes = torch.from_numpy(np.ascontiguousarray(work.plan.sizes[:, clients])).to(device)
+    table, sizes = on_device(work.plan.table[:, clients], device), on_device(work.plan.sizes[:, clients], device)
+    moves = None if work.plan.moves is None else on_device(work.plan.moves[:, clients], device)
     noise = _noise(work, order.tolist(), len(sizes))
     counts = (work.plan.sizes[:, clients] > 0).sum(1)
     sums = torch.zeros(len(order), device=device)
@@ -318,12 +334,19 @@ def batched(work: Work, conv: str = "unfold") -> Tensor:
     for s, active in enumerate(counts.tolist()):
         if active not in functions:
             functions[active] = loss_of(work, active, conv=conv)
-        keys_now = None if noise is None else noise[s, :active]
-        sums[:active] += step_rows(
-            work, stack, active, functions[active], table[s, :active], sizes[s, :active], keys_now, gated=False
+        now = Batch(
+            table[s, :active],
+            sizes[s, :active],
+            None if moves is None else moves[s, :active],
+            None if noise is None else noise[s, :active],
         )
+        sums[:active] += step_rows(work, stack, active, functions[active], now, gated=False)
     stack.write_back(work, order.tolist())
     return mean_losses(work, order, sums)
+
+
+def on_device(array: keys.I64, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
 def mean_losses(work: Work, order: keys.I64, sums: Tensor) -> Tensor:

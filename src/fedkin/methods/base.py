@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from fedkin.cohort import Cohort, Keep
+from fedkin.errors import unknown
 from fedkin.federation import Clients, Federation, Reply
 from fedkin.layout import Layout
 from fedkin.options import option, validated
@@ -45,6 +46,8 @@ class Method:
     shares: ClassVar[str] = "model"  # what travels, in words
     private: ClassVar[str] = "nothing"  # what never does
     eval_point: ClassVar[EvalPoint] = "received"
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}}  # named sets of option values
+    holdout: ClassVar[float] = 0.0  # share of each client's training samples the method sets aside
     keeps: ClassVar[Mapping[str, Keep]] = {}
 
     def __init__(self, options: Any = None) -> None:
@@ -95,9 +98,18 @@ class Method:
         return {k: v for k, v in vars(self).items() if k != "options"}
 
 
+def options_of(kind: type[Method], given: Mapping[str, Any], name: str) -> Any:
+    """A method's checked options: those of the profile (`profile=paper` unless said), then what was given."""
+    values = dict(given)
+    profile = str(values.pop("profile", "paper"))
+    if profile not in kind.profiles:
+        raise unknown(f"profile of method {name!r}", profile, kind.profiles)
+    return validated(kind.Options, {**kind.profiles[profile], **values}, f"method {name!r}")
+
+
 def _scored(client: Cohort, rows: Tensor) -> Reply:
     scores = client.evaluate(rows)
     return {"correct": scores.correct, "count": scores.count, "loss": scores.loss, "rows": rows}
 
 
-__all__ = ["METHODS", "EvalPoint", "Keep", "Method", "NoOptions", "option", "validated"]
+__all__ = ["METHODS", "EvalPoint", "Keep", "Method", "NoOptions", "option", "options_of"]
