@@ -323,7 +323,7 @@ class Cohort:
         return Scores(correct, count, loss)
 
     def judge(self, rows: Tensor, data: DataPart) -> tuple[Tensor, Tensor]:
-        """Every client tries each of M models, [M, D], on its own data: hits per true class [K, M, C], samples [K, C]."""
+        """Every client tries each of M models, [M, D], on its own data: hits per class [K, M, C], samples [K, C]."""
         scores = [self.evaluate(row, data) for row in rows]
         return torch.stack([s.correct for s in scores], 1), scores[0].count
 
