@@ -1,0 +1,112 @@
+"""The GPU's ways against the row-by-row way, on the same device. Skipped without a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedkin.compute import graphs
+from fedkin.compute.batches import Source, crop_flip, plan
+from fedkin.compute.losses import align, cross_entropy
+from fedkin.compute.optim import SGD, Adam, Moments
+from fedkin.compute.program import trace
+from fedkin.compute.ways import Work, run_way
+from fedkin.layout import Layout
+from fedkin.models import build
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+SHAPE, CLASSES, ROWS = (3, 32, 32), 10, 5
+SIZES = (25, 17, 10, 4, 1)
+
+
+class WithDropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(3072, 32), nn.ReLU(), nn.Dropout(0.5))
+        self.head = nn.Linear(32, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.body(x))
+        return out
+
+
+def job(model: nn.Module, **changes: object) -> Work:
+    device = torch.device("cuda")
+    rng = np.random.default_rng(0)
+    ends = np.cumsum(SIZES)
+    parts = [np.arange(e - n, e) for e, n in zip(ends, SIZES, strict=True)]
+    x = rng.integers(0, 256, (int(ends[-1]), *SHAPE), dtype=np.uint8)
+    y = rng.integers(0, CLASSES, int(ends[-1]))
+    layout = Layout.of(model)
+    example = Source(x[:6], y[:6], torch.device("cpu")).batch(torch.arange(6))
+    settings: dict[str, object] = {
+        "forward": trace(model, layout, example),
+        "layout": layout,
+        "rows": layout.row(model).to(device).repeat(ROWS, 1),
+        "client": np.arange(ROWS),
+        "source": Source(x, y, device),
+        "plan": plan(parts, np.arange(ROWS), 1, 10, (0,), True),
+        "opt": SGD(0.01),
+        "learn": tuple(n for n, _ in model.named_parameters()),
+    }
+    return Work(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+def same(way: str, model: nn.Module, tolerance: float = 1e-3, **changes: object) -> None:
+    reference, tried = job(model, **changes), job(model, **changes)
+    before = reference.rows.clone()
+    run_way("each", reference)
+    losses = run_way(way, tried)
+    graphs.forget()
+    assert torch.isfinite(losses).all()
+    assert float((tried.rows - reference.rows).norm() / (reference.rows - before).norm()) < tolerance
+
+
+@pytest.mark.parametrize("way", ["batched", "graph", "compiled"])
+@pytest.mark.parametrize("opt", [SGD(0.01), SGD(0.01, 0.9, 1e-3), Adam(1e-3)], ids=["sgd", "momentum", "adam"])
+def test_every_optimiser(way: str, opt: object) -> None:
+    same(way, build("fedcap-cifar", SHAPE, CLASSES), opt=opt, tolerance=2e-2 if isinstance(opt, Adam) else 1e-3)
+
+
+@pytest.mark.parametrize("way", ["graph", "compiled"])
+def test_pull_mask_and_terms(way: str) -> None:
+    model = build("fedcap-cifar", SHAPE, CLASSES)
+    width = Layout.of(model).width
+    generator = torch.Generator("cuda").manual_seed(0)
+    mask = torch.rand(ROWS, width, device="cuda", generator=generator) < 0.5
+    anchor = torch.randn(ROWS, width, device="cuda", generator=generator) * 0.01
+    prototypes = torch.randn(CLASSES, 64, device="cuda", generator=generator)
+    present = torch.arange(CLASSES, device="cuda") < 7
+    terms = [cross_entropy(), align(prototypes, present, 0.5, ROWS)]
+    same(way, model, mask=mask, mu=torch.full((ROWS,), 0.3, device="cuda"), anchor=anchor, terms=terms)
+
+
+@pytest.mark.parametrize("way", ["graph", "compiled"])
+def test_batch_norm_dropout_and_augmentation(way: str) -> None:
+    same(way, build("resnet18-cifar", SHAPE, CLASSES), tolerance=5e-2, opt=SGD(1e-3))
+    same(way, WithDropout(), noise=np.arange(1, ROWS + 1).astype(np.uint64))
+    steps = job(WithDropout()).plan
+    moves = crop_flip((0,), np.arange(ROWS), *steps.table.shape[::2])
+    same(way, build("fedcap-cifar", SHAPE, CLASSES), plan=type(steps)(steps.table, steps.sizes, moves))
+
+
+def test_graphs_are_reused_with_other_rows_and_moments_go_on() -> None:
+    model = build("mlp", SHAPE, CLASSES)
+    opt = Adam(1e-3)
+    width, device = Layout.of(model).width, torch.device("cuda")
+    first, second = job(model, opt=opt), job(model, opt=opt)
+    second.forward, second.source = first.forward, first.source
+    for work in (first, second):
+        work.moments = Moments.zeros(opt, ROWS, width, device)
+    second.rows += 0.01
+    run_way("graph", first)
+    run_way("graph", second)
+    reference = job(model, opt=opt, moments=Moments.zeros(opt, ROWS, width, device))
+    reference.rows += 0.01
+    run_way("each", reference)
+    graphs.forget()
+    assert torch.allclose(second.rows, reference.rows, atol=1e-5)
+    assert torch.equal(second.moments.steps, reference.moments.steps)  # type: ignore[union-attr]
