@@ -16,7 +16,7 @@ from fedkin.run import Result
 __version__ = "0.1.0"
 
 __all__ = [
-    "METHODS", "MODELS", "SGD", "Adam", "Clients", "Cohort", "Config", "DataError",
-    "FedKinError", "Federation", "Keep", "Layout", "Method", "Model", "Result", "UsageError", "align", "compare",
-    "cross_entropy", "dirichlet", "each", "groups", "guide", "iid", "natural", "option", "pathological", "run", "shards", "weighted_mean",
+    "METHODS", "MODELS", "SGD", "Adam", "Clients", "Cohort", "Config", "DataError", "FedKinError", "Federation",
+    "Keep", "Layout", "Method", "Model", "Result", "UsageError", "align", "compare", "cross_entropy", "dirichlet",
+    "each", "groups", "guide", "iid", "natural", "option", "pathological", "run", "shards", "weighted_mean",
 ]  # fmt: skip

@@ -25,6 +25,7 @@ from fedkin.compute.batches import Source, plan
 from fedkin.compute.choice import Chooser
 from fedkin.compute.optim import SGD
 from fedkin.compute.program import trace
+from fedkin.compute.ways import matmul_precision
 from fedkin.errors import unknown
 from fedkin.layout import Layout
 from fedkin.models import build
@@ -166,7 +167,7 @@ def _loop(network: nn.Module, site: Site, steps: Any, case: Case, precision: Pre
     device, layout = site.source.device, site.layout
     model = build(case.model, case.shape, case.classes).to(device)
     rows = torch.empty(case.clients, layout.width, device=device)
-    with graphs.matmul_precision(precision):
+    with matmul_precision(precision):
         for k in range(case.clients):
             layout.load(model, site.initial)
             model.train()

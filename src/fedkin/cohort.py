@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkin.compute import keys
@@ -22,7 +23,7 @@ from fedkin.compute.losses import Term, cross_entropy, total
 from fedkin.compute.optim import Moments, Optimiser
 from fedkin.compute.program import Context, Forward, Program
 from fedkin.compute.tape import Tape
-from fedkin.compute.ways import Precision, Work, cores
+from fedkin.compute.ways import Precision, Work, cores, matmul_precision
 from fedkin.errors import DataError, UsageError
 from fedkin.layout import Layout
 
@@ -111,6 +112,7 @@ class Site:
     store: Store
     chooser: Chooser
     hold: bool = False  # remember each client's last locally trained model
+    poisoned: Callable[[int], NDArray[np.bool_]] | None = None  # who trains on the attacker's version in a round
     tape: Tape | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -164,6 +166,11 @@ class Cohort:
     @property
     def device(self) -> torch.device:
         return self._site.source.device
+
+    @property
+    def seed(self) -> int:
+        """The run's seed: with `ids` and `round`, what a client's own draws are keyed by."""
+        return self._site.seed
 
     def indices(self, data: DataPart) -> list[keys.I64]:
         return [self._site.parts[data][i] for i in self.ids]
@@ -248,6 +255,9 @@ class Cohort:
                 raise self._nothing(i, "train")
         if epochs is not None and epochs < 1:
             raise UsageError(f"epochs={epochs}: must be at least 1; to train nothing, do not call fit")
+        if site.poisoned is not None:
+            bad = site.poisoned(self.round)[self.ids]
+            parts = [part + site.source.count * int(b) for part, b in zip(parts, bad, strict=True)]
         steps = plan(parts, self.ids, epochs or training.epochs, training.batch, stream, site.has_batch_norm)
         if training.augment:
             steps = replace(steps, moves=crop_flip(stream, self.ids, *steps.table.shape[::2]))
@@ -337,9 +347,11 @@ class Cohort:
         return self._each(one)
 
     def prototypes(
-        self, rows: Tensor, data: DataPart = "train", clip: float | None = None
+        self, rows: Tensor, data: DataPart = "train", clip: float | Callable[[Tensor], Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Mean feature of each class, [K, C, F] (zeros where a class is absent), and the counts [K, C]."""
+        """Mean feature of each class, [K, C, F] (zeros where a class is absent), and the counts [K, C].
+
+        `clip` bounds features before the mean: a number each value, a function whole batches [B, F]."""
         wide = self._wide(rows)
 
         def one(k: int) -> tuple[Tensor, Tensor]:
@@ -347,7 +359,8 @@ class Cohort:
             count = torch.zeros(self.classes, device=self.device)
             for x, y in self._batches(k, data, EVALUATE):
                 f = self._forward(wide[k], x)[0]
-                f = f if clip is None else f.clamp(-clip, clip)
+                if clip is not None:
+                    f = clip(f) if callable(clip) else f.clamp(-clip, clip)
                 if sums is None:
                     sums = torch.zeros(self.classes, f.shape[1], device=self.device)
                 sums.index_add_(0, y, f)
@@ -359,16 +372,18 @@ class Cohort:
         found = self._each(one)
         return torch.stack([f[0] for f in found]), torch.stack([f[1] for f in found])
 
-    def gradient_norms(self, rows: Tensor, learn: Learn = "model", data: DataPart = "train") -> Tensor:
+    def gradient_norms(
+        self, rows: Tensor, learn: Learn = "model", data: DataPart = "train", batch: int | None = None
+    ) -> Tensor:
         """Sum over mini-batches of the squared norm of the mean-loss gradient, evaluation mode, [K]:
-        the trace of an empirical Fisher matrix built from batch gradients."""
+        the trace of an empirical Fisher matrix built from batch gradients. `batch`: their size, if not training's."""
         wide, names = self._wide(rows), self._learned(learn)
 
         def one(k: int) -> Tensor:
             tensors = self.layout.tensors(wide[k].clone())
             leaves = [tensors[n].requires_grad_() for n in names]
             trace = torch.zeros((), device=self.device)
-            for x, y in self._batches(k, data, self.training.batch):
+            for x, y in self._batches(k, data, batch or self.training.batch):
                 with torch.enable_grad():
                     loss = F.cross_entropy(self._logits(tensors, x), y)
                     grads = torch.autograd.grad(loss, leaves)
@@ -388,11 +403,13 @@ class Cohort:
             def loss(moving: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
                 return F.cross_entropy(self._logits({**fixed, **moving}, x.unsqueeze(0)), y.unsqueeze(0))
 
-            per_sample: Callable[..., dict[str, Tensor]] = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
-            found = [
-                per_sample({n: tensors[n] for n in names}, x, y)
-                for x, y in self._batches(k, data, self.training.batch)
-            ]
+            gradient: Callable[..., dict[str, Tensor]] = torch.func.grad(loss)
+            per_sample: Callable[..., dict[str, Tensor]] = torch.func.vmap(gradient, in_dims=(None, 0, 0))
+            moving = {n: tensors[n] for n in names}
+            if not self._site.forward.together:  # control flow that vmap refuses: one sample after another
+                single = [gradient(moving, x[0], y[0]) for x, y in self._batches(k, data, 1)]
+                return torch.stack([torch.cat([g[n].flatten() for n in names]) for g in single])
+            found = [per_sample(moving, x, y) for x, y in self._batches(k, data, self.training.batch)]
             return torch.cat([torch.cat([g[n].flatten(1) for n in names], 1) for g in found])
 
         return [one(k) for k in range(len(self))]
@@ -440,6 +457,7 @@ class Cohort:
                 return one(k)
 
         if self.device.type != "cpu" or len(self) == 1 or cores() == 1:
-            return [quiet(k) for k in range(len(self))]
+            with matmul_precision(self.training.precision):
+                return [quiet(k) for k in range(len(self))]
         with ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(quiet, range(len(self))))

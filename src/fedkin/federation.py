@@ -157,12 +157,22 @@ class Replies:
         """Which entries of a masked reply travelled."""
         return self._masks[name]
 
+    def only(self, chosen: Tensor) -> Replies:
+        """The replies of some of the clients (bool [K]): what the average leaves out, no rule gets to see."""
+        values = {k: v[chosen.to(v.device)] for k, v in self._values.items()}
+        masks = {k: m[chosen.to(m.device)] for k, m in self._masks.items()}
+        return Replies(self.clients[chosen], values, masks, self._average)
+
     def mean(self, name: str, otherwise: Tensor, weights: Tensor | None = None) -> Tensor:
         """The average over clients, by training samples unless `weights` are given; `otherwise` if nobody answered."""
         if not len(self):
             return otherwise
         rows = self[name]
         return self._average(rows, (self.samples if weights is None else weights).to(rows.device), otherwise)
+
+    def combine(self, rows: Tensor, otherwise: Tensor, weights: Tensor) -> Tensor:
+        """`mean` of rows that the server has made from the replies, one for each client that answered."""
+        return self._average(rows, weights.to(rows.device), otherwise)
 
 
 class Average(Protocol):
@@ -292,9 +302,17 @@ class Federation:
         good = np.array([c not in reasons for c in kept.ids.tolist()], bool)
         values, masks, up = _unpack(kept, good)
         answered = Clients(kept.ids[good], self._samples)
+
+        def average(rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
+            row = self._average(rows, weights, start)
+            used = getattr(getattr(self._average, "last", None), "used", None)
+            if used is not None and len(used) == len(answered):  # a rule that says whom it left out
+                self.note("used", {"clients": answered.ids.tolist(), "used": used.cpu().tolist()})
+            return row
+
         seconds = time.perf_counter() - begin
         self.exchanges.append(Exchange(self.round, phase, len(ids), len(answered), down, up, seconds))
-        return Replies(answered, values, masks, self._average)
+        return Replies(answered, values, masks, average)
 
 
 def _bytes_down(value: object, clients: int) -> int:

@@ -24,10 +24,11 @@ from fedkin.config import Config
 from fedkin.data import CORRUPTIONS, Dataset, Partition, Split, apply_shift, from_folder, load, make_split
 from fedkin.engines.local import LocalEngine
 from fedkin.errors import UsageError, unknown
-from fedkin.federation import Average, Clients, Exchange, Failure, Faults, Federation, Tamper, weighted_mean
+from fedkin.federation import Average, Clients, Exchange, Failure, Faults, Federation, Note, Tamper, weighted_mean
 from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import build, default_model
+from fedkin.robust import Adversary, DataAttack, Detection, Verdict, Watched, detection, make_attack, make_rule
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,10 @@ class Result:
     seconds: float
     ways: dict[str, str]
     prepared: Prepared
-    _site: Site = field(repr=False)
-    _rows: torch.Tensor = field(repr=False)
+    notes: list[Note]
+    malicious: list[int]  # the truth, for those who are malicious throughout
+    _layout: Layout = field(repr=False)
+    _rows: torch.Tensor = field(repr=False)  # [N, D] on the CPU
     _model: nn.Module = field(repr=False)
 
     @property
@@ -125,11 +128,26 @@ class Result:
         """This client's model, an ordinary module in evaluation mode on the CPU."""
         if not 0 <= client < len(self._rows):
             raise UsageError(f"client {client}: this run has clients 0 to {len(self._rows) - 1}")
-        module = self._site.layout.load(copy.deepcopy(self._model), self._rows[client].cpu())
+        module = self._layout.load(copy.deepcopy(self._model), self._rows[client])
         return module.eval()
+
+    @property
+    def detection(self) -> Detection | None:
+        """Who was found out, against the truth; None without fixed attackers."""
+        if not self.malicious:
+            return None
+        truth = np.zeros(len(self.per_client), bool)
+        truth[self.malicious] = True
+        verdicts = [
+            Verdict(n.round, np.asarray(n.value["clients"], np.int64), np.asarray(n.value["used"], bool))
+            for n in self.notes
+            if n.name == "used"
+        ]
+        return detection(truth, verdicts, self.removed)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as `--json` prints them."""
+        found = self.detection
         return {
             "method": self.method,
             "options": self.options,
@@ -142,6 +160,8 @@ class Result:
             "seconds": self.seconds,
             "removed": {str(c): r for c, r in self.removed.items()},
             "failed": [asdict(f) for f in self.failures],
+            "malicious": self.malicious,
+            "detection": None if found is None else asdict(found.overall),
             "config": self.config.to_dict(),
             "split": self.prepared.split_hash,
             "eval_point": self.prepared.eval_point,
@@ -166,7 +186,13 @@ class Job:
     options: dict[str, Any]
     history: list[RoundRecord] = field(default_factory=list)
     seconds: float = 0.0
-    watched: Clients | None = None  # whose accuracy counts; None: everybody's
+    watched: Clients | None = None  # whose accuracy counts (benign clients under attack); None: everybody's
+    adversary: Adversary | None = None
+
+    @property
+    def malicious(self) -> list[int]:
+        fixed = self.adversary is not None and not self.adversary.redraw
+        return np.flatnonzero(self.adversary.malicious()).tolist() if fixed and self.adversary else []
 
     def advance(self) -> RoundRecord | None:
         """One round; its record if this round is evaluated."""
@@ -240,7 +266,8 @@ class Job:
             method=self.config.method, options=self.options, seed=self.config.seed, config=self.config,
             accuracy=self.history[-1].accuracy, best=best, history=self.history, per_client=per_client,
             exchanges=self.fed.exchanges, failures=self.fed.failures, removed=self.fed.removed, seconds=self.seconds,
-            ways=self.site.chooser.chosen, prepared=self.prepared, _site=self.site, _rows=rows, _model=self.model,
+            ways=self.site.chooser.chosen, prepared=self.prepared, notes=self.fed.notes, _layout=self.site.layout,
+            _rows=rows.cpu(), _model=self.model, malicious=self.malicious,
         )  # fmt: skip
 
 
@@ -251,9 +278,13 @@ def prepare(
     model: nn.Module | None = None,
     data: tuple[Dataset, Split] | None = None,
     tamper: Tamper | None = None,
-    average: Average = weighted_mean,
+    average: Average | None = None,
 ) -> Job:
-    """Check everything, load the data, build the network; nothing trains yet."""
+    """Check everything, load the data, build the network; nothing trains yet.
+
+    `tamper` and `average` replace what the configuration's attack and rule would do."""
+    average = average or _rule(config)
+    attack = None if config.attack == "none" else make_attack(*_named(config.attack))
     kind = method or METHODS[config.method]
     options = options_of(kind, config.options, config.method)
     opt = config.optimiser_of()
@@ -269,6 +300,11 @@ def prepare(
     if network is None:
         network = build(name, dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
     layout = Layout.of(network, config.head, config.buffers)
+    adversary = None
+    if attack is not None:
+        redraw = config.attackers == "redrawn"
+        adversary = Adversary(attack, split.clients, config.malicious, config.seed, config.knowledge, redraw)
+        tamper = tamper or adversary.tamper
     source = Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
     sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
     example = sample.batch(torch.arange(len(sample.y)))
@@ -284,6 +320,10 @@ def prepare(
         store=Store(split.clients, kind.keeps, layout, initial), chooser=Chooser(config.way),
         hold=point == "after_local",
     )  # fmt: skip
+    if adversary is not None and isinstance(adversary.attack, DataAttack):
+        x, y = adversary.poison(dataset.x, dataset.y, split.train, dataset.classes)
+        source.add_version(None if np.array_equal(x, dataset.x) else x, y)
+        site.poisoned = adversary.malicious
     engine = LocalEngine(site, kind(options), config.chunk)
     faults = Faults(config.drop, config.straggle, config.seed)
     samples = np.array([len(p) for p in split.train], np.int64)
@@ -296,7 +336,10 @@ def prepare(
     resolved = replace(config, clients=split.clients, model=type(network).__name__ if model is not None else name)
     prepared = Prepared(resolved, split.clients, dataset.classes, split.hash, layout.parameters, str(device),
                         precision, point)  # fmt: skip
-    return Job(resolved, prepared, server, fed, site, engine, network, _as_dict(options))
+    job = Job(resolved, prepared, server, fed, site, engine, network, _as_dict(options), adversary=adversary)
+    if adversary is not None and not adversary.redraw:
+        job.watched = Clients(np.flatnonzero(~adversary.malicious()), samples)
+    return job
 
 
 def run_config(config: Config, *, on_event: Listener | None = None, **given: Any) -> Result:
@@ -316,6 +359,21 @@ def run_config(config: Config, *, on_event: Listener | None = None, **given: Any
     finally:
         if torch.device(job.prepared.device).type == "cuda":
             graphs.forget()
+
+
+def _named(spec: str) -> tuple[str, dict[str, str]]:
+    """A name and its options: "lie:z=0.5,other=1"."""
+    name, _, rest = spec.partition(":")
+    pairs = [part.partition("=") for part in rest.split(",") if part]
+    for key, equals, _value in pairs:
+        if not equals:
+            raise UsageError(f"{spec!r}: options are written name:key=value,key=value; {key!r} has no value")
+    return name, {key: value for key, _, value in pairs}
+
+
+def _rule(config: Config) -> Average:
+    name, options = _named(config.rule)
+    return weighted_mean if name == "mean" and not options else Watched(make_rule(name, options))
 
 
 def load_data(config: Config) -> tuple[Dataset, Split]:

@@ -30,12 +30,24 @@ class Source:
         self.device = device
         self._bytes = self.x.dtype == torch.uint8
         self._scale, self._shift = 1.0 / (255.0 * std), -mean / std
+        self.count = len(self.y)
+        self._shared_inputs = False
+
+    def add_version(self, x: NDArray[np.generic] | None, y: Indices) -> None:
+        """A second version of every sample, found at index + count: what an attacker makes of it. `x` None: only the
+        labels differ, and the inputs are not stored twice."""
+        self.y = torch.cat([self.y, torch.from_numpy(np.asarray(y, np.int64)).to(self.device)])
+        self._shared_inputs = x is None
+        if x is not None:
+            other = torch.from_numpy(np.ascontiguousarray(x))
+            other = other.permute(0, 2, 3, 1) if self.planar else other
+            self.x = torch.cat([self.x, other.to(self.device)])
 
     def batch(self, index: Tensor, moves: Tensor | None = None) -> Tensor:
         """Network inputs for these samples: normalised floats (or token ids), channels in front.
 
         `moves` says how each image is shifted and flipped (see `crop_flip`)."""
-        x = self.x.index_select(0, index)
+        x = self.x.index_select(0, index % self.count if self._shared_inputs else index)
         if self._bytes:
             x = x.to(torch.float32).mul_(self._scale).add_(self._shift)
         if moves is not None:

@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedkin.compute import graphs
 from fedkin.compute.ways import WAYS, Work, candidates, choose, cores, run_way
 from fedkin.errors import UsageError, unknown
 
-COMPILE_SECONDS = 20.0  # what a compiler costs per graph size
+COMPILE_SECONDS = 12.0  # what a compiler costs per graph size
 COMPILE_GAIN = 0.4  # the share of a step that compiling saves
 
 
@@ -62,7 +63,10 @@ class Chooser:
         losses = run_way("graph", work)
         if self._timed[kind] >= 2:
             left = (time.perf_counter() - begin) * work.horizon
-            self.chosen[kind] = "compiled" if left * COMPILE_GAIN > COMPILE_SECONDS else "graph"
+            pays = left * COMPILE_GAIN > COMPILE_SECONDS * graphs.captured(work)
+            self.chosen[kind] = "compiled" if pays else "graph"
+            if pays:
+                graphs.release(work)
         return losses
 
     @staticmethod

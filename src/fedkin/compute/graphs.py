@@ -7,8 +7,6 @@ one that holds all rows still training; rows resting inside it are gated off, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +118,17 @@ def forget() -> None:
     _captured.clear()
 
 
+def captured(work: Work) -> int:
+    """How many graph sizes this kind of work has needed so far."""
+    found = _captured.get(_key(work, compiled=False))
+    return 0 if found is None else len(found.graphs)
+
+
+def release(work: Work) -> None:
+    """Drop the uncompiled graphs of this kind of work."""
+    _captured.pop(_key(work, compiled=False), None)
+
+
 def _key(work: Work, compiled: bool) -> tuple[Any, ...]:
     terms = tuple((t.name, tuple((k, v.shape[1:]) for k, v in t.given.items())) for t in work.terms)
     parts = (work.mask is None, work.anchor is None, work.moments is None, work.noise is None,
@@ -137,31 +146,17 @@ def train(work: Work, compiled: bool) -> Tensor:
     found = _captured.get(key)
     if found is None or found.rows < rows:
         found = _captured[key] = Captured(work, rows, compiled)
-    with matmul_precision(work.precision):
-        found.stack.load(work, order.tolist())
-        found.sums.zero_()
-        counts = (work.plan.sizes[:, work.client[order]] > 0).sum(1)
-        grades = sorted({max(1, int(np.ceil(found.rows * share))) for share in SIZES})
-        for begin in range(0, len(counts), SEGMENT):
-            end = min(begin + SEGMENT, len(counts))
-            found.fill(work, order, begin, end)
-            for count in counts[begin:end].tolist():
-                active = next(g for g in grades if g >= count)
-                found.graph(work, active, gated=active != count).replay()
-                waste.useful += count
-                waste.computed += active
-        found.stack.write_back(work, order.tolist())
+    found.stack.load(work, order.tolist())
+    found.sums.zero_()
+    counts = (work.plan.sizes[:, work.client[order]] > 0).sum(1)
+    grades = sorted({max(1, int(np.ceil(found.rows * share))) for share in SIZES})
+    for begin in range(0, len(counts), SEGMENT):
+        end = min(begin + SEGMENT, len(counts))
+        found.fill(work, order, begin, end)
+        for count in counts[begin:end].tolist():
+            active = next(g for g in grades if g >= count)
+            found.graph(work, active, gated=active != count).replay()
+            waste.useful += count
+            waste.computed += active
+    found.stack.write_back(work, order.tolist())
     return mean_losses(work, order, found.sums)
-
-
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """TF32 only where it was asked for."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]

@@ -62,7 +62,7 @@ def trace(model: nn.Module, layout: Layout, example: Tensor) -> Forward:
             return program
     except (_Unsupported, fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError, AttributeError, KeyError):
         pass  # KeyError: a tensor that two layers share has one name in the row
-    if opaque.stochastic or not _repeats(opaque, layout, model, example):
+    if not _repeats(opaque, layout, model, example) or opaque.stochastic:
         raise UsageError(
             f"{type(model).__name__} has noise in its forward pass that could not be repeated from a seed: use "
             "nn.Dropout (not F.dropout or Dropout2d) and no data-dependent Python control flow, or remove the noise"
@@ -75,7 +75,11 @@ def _repeats(opaque: Opaque, layout: Layout, model: nn.Module, example: Tensor) 
     """Does training mode say the same twice?"""
     row = layout.row(model).unsqueeze(0)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        first, second = (opaque(layout.tensors(row.clone()), example, 1, Context(train=True)) for _ in range(2))
+        try:
+            first, second = (opaque(layout.tensors(row.clone()), example, 1, Context(train=True)) for _ in range(2))
+        except RuntimeError as error:
+            shape = tuple(example.shape[1:])
+            raise UsageError(f"{type(model).__name__} cannot take samples of shape {shape}: {error}") from error
     return _close(first.logits, second.logits)
 
 

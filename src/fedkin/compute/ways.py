@@ -369,13 +369,31 @@ def intra_op_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def matmul_precision(precision: Precision) -> Iterator[None]:
+    """TF32 only where it was asked for."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
 def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def run_way(way: str, work: Work) -> Tensor:
-    """Train `work` in the named way."""
+    """Train `work` in the named way. Returns the mean loss of each row, [R]."""
+    with matmul_precision(work.precision):
+        return _run_way(way, work)
+
+
+def _run_way(way: str, work: Work) -> Tensor:
     if way == "each":
         return each(work)
     if way == "threads":

@@ -1,0 +1,45 @@
+# FedKin: `make demo` shows it, `make test` checks it. Both need python3 (3.11 or newer) and pip, nothing else.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+CORE := $(VENV)/.installed-core
+DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+demo: $(CORE) ## install, then compare all methods on real data: under a minute, no download
+	@$(BIN)/fedkin demo
+
+test: $(DEV) lint ## install, then lint, types and the fast tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(DEV) ## the long tests on real data
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+
+lint: $(DEV) ## ruff and mypy
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+
+clean: ## remove the virtual environment and all caches
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "FedKin needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(CORE): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing FedKin into $(VENV); the first time takes a few minutes ..."
+	$(PIP) -e .
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing FedKin and its development tools into $(VENV); the first time takes a few minutes ..."
+	$(PIP) -e ".[dev]"
+	@touch $@ $(CORE)

@@ -1,0 +1,119 @@
+"""What every command shares: where output goes, how numbers look, and how a failure ends."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedkin.errors import FedKinError, UsageError
+
+ACCENT = "cyan"
+PLAIN_WIDTH = 160
+NARROW = 100
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def screen() -> Console:
+    """Standard output: results."""
+    return _console(sys.stdout, stderr=False)
+
+
+def messages() -> Console:
+    """Standard error: progress, notes and errors."""
+    return _console(sys.stderr, stderr=True)
+
+
+def _console(stream: Any, stderr: bool) -> Console:
+    """A terminal keeps its own width; files and pipes get wide lines, so that tables stay whole."""
+    fixed = None if stream.isatty() or os.environ.get("COLUMNS") else PLAIN_WIDTH
+    return Console(stderr=stderr, width=fixed, highlight=False, soft_wrap=False)
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Ends a command as documented: 1 for a failure, 2 for wrong usage, 130 for Ctrl-C; never with a traceback."""
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except FedKinError as error:
+            complain(str(error))
+            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+        except KeyboardInterrupt:
+            messages().print("\n[yellow]Stopped by Ctrl-C.[/] Nothing is left running.")
+            raise typer.Exit(130) from None
+
+    return wrapper
+
+
+def complain(text: str) -> None:
+    messages().print(f"[bold red]Error:[/] {escape(text)}", soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Exactly one JSON document on standard output; what is not a number becomes null."""
+    sys.stdout.write(json.dumps(plain(value), allow_nan=False, default=str) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """Nested values as JSON has them."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def table(title: str | None, *columns: str, right: Sequence[str] = (), caption: str | None = None) -> Table:
+    """An empty table in the house style; the columns in `right` hold numbers. Narrow screens get it without padding."""
+    made = Table(
+        title=title, title_justify="left", title_style="bold", caption=caption, caption_justify="left",
+        header_style=f"bold {ACCENT}", border_style="dim", box=box.SIMPLE_HEAD,
+        padding=(0, 0 if screen().width < NARROW else 1),
+    )  # fmt: skip
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", no_wrap=name == columns[0])
+    return made
+
+
+def percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+def size(count: float) -> str:
+    """Bytes for people: 812 B, 1.2 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def seconds(value: float) -> str:
+    if value < 100:
+        return f"{value:.1f} s"
+    whole = round(value)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s"
+
+
+def sparkline(values: Sequence[float], width: int = 16, low: float = 0.0, high: float = 100.0) -> str:
+    """A curve in one line of text; longer series are thinned to `width`, the last value always kept."""
+    known = [v for v in values if not math.isnan(v)]
+    if len(known) > width:
+        known = [known[round(i * (len(known) - 1) / (width - 1))] for i in range(width)]
+    top = len(BARS) - 1
+    return "".join(BARS[min(top, max(0, round((v - low) / (high - low) * top)))] for v in known)

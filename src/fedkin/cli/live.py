@@ -1,0 +1,217 @@
+"""Progress as it happens: a live screen on a terminal, one plain line per round everywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from fedkin.cli.console import ACCENT, percent, seconds, size, sparkline, table
+from fedkin.config import Config
+from fedkin.run import Event, Prepared, RoundRecord
+
+REFRESH = 8  # times a second
+HEADLINE_LINES = 7  # what a live table needs besides its rows
+
+
+def on_terminal(console: Console) -> bool:
+    """Whether a screen can be redrawn: a real terminal, whatever colours were asked for."""
+    return console.file.isatty() and not console.is_dumb_terminal
+
+
+def headline(prepared: Prepared) -> str:
+    """What is about to run, in one line."""
+    config = prepared.config
+    parts = [
+        f"{config.method} on {config.data}", f"{prepared.clients} clients, {config.partition}",
+        f"{config.model}, {prepared.parameters:,} parameters", f"{prepared.device} {prepared.precision}",
+        f"seed {config.seed}", f"split {prepared.split_hash[:12]}",
+    ]  # fmt: skip
+    return " · ".join(parts)
+
+
+def round_line(record: RoundRecord, rounds: int) -> str:
+    """One round as a plain line for logs."""
+    name = "final tuning" if record.final else f"round {record.round}/{rounds}"
+    return (
+        f"{name}  loss {record.train_loss:.4f}  accuracy {percent(record.accuracy.macro)}  "
+        f"worst decile {percent(record.accuracy.worst_decile)}  down {size(record.bytes_down)}  "
+        f"up {size(record.bytes_up)}  failed {record.failed}  removed {record.removed}  {seconds(record.seconds)}"
+    )
+
+
+class PlainRun:
+    """A listener that writes lines."""
+
+    def __init__(self, console: Console, prefix: str = "") -> None:
+        self._console, self._prefix, self._rounds = console, prefix, 0
+
+    def __enter__(self) -> PlainRun:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to close."""
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Prepared):
+            self._rounds = event.config.rounds
+            self._say(headline(event))
+        else:
+            self._say(self._prefix + round_line(event, self._rounds))
+
+    def _say(self, line: str) -> None:
+        self._console.print(escape(line), soft_wrap=True)
+
+
+class LiveRun:
+    """A listener that keeps one screen up to date: a bar with the time left, and how the clients do."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn(f"[bold {ACCENT}]round"), BarColumn(None, complete_style=ACCENT, finished_style="green"),
+            MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left"), console=console, expand=True,
+        )  # fmt: skip
+        self._task: TaskID | None = None
+        self._records: list[RoundRecord] = []
+        self._failed = 0
+        self._live = Live(console=console, refresh_per_second=REFRESH, get_renderable=self._render, transient=True)
+
+    def __enter__(self) -> LiveRun:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Prepared):
+            self._console.print(f"[dim]{escape(headline(event))}")
+            self._task = self._bar.add_task("rounds", total=event.config.rounds)
+            return
+        self._records.append(event)
+        self._failed += event.failed
+        if self._task is not None:
+            self._bar.update(self._task, completed=event.round)
+
+    def _render(self) -> RenderableType:
+        if self._task is None:
+            return Text("loading the data and building the network ...", style="dim")
+        if not self._records:
+            return self._bar
+        last = self._records[-1]
+        shown = {
+            "loss": f"{last.train_loss:.4f}",
+            "accuracy": f"{percent(last.accuracy.macro)} %",
+            "worst decile": f"{percent(last.accuracy.worst_decile)} %",
+            "down": size(last.bytes_down),
+            "up": size(last.bytes_up),
+            "failed": _alarm(self._failed),
+            "removed": _alarm(last.removed),
+            "curve": f"[green]{sparkline([r.accuracy.macro for r in self._records], 20)}[/]",
+        }
+        grid = Table.grid(padding=(0, 3))
+        grid.add_row(*(f"[dim]{name}[/]" for name in shown))
+        grid.add_row(*shown.values())
+        return Group(self._bar, grid)
+
+
+def _alarm(count: int) -> str:
+    return f"[bold yellow]{count}[/]" if count else "0"
+
+
+def run_screen(console: Console) -> PlainRun | LiveRun:
+    return LiveRun(console) if on_terminal(console) else PlainRun(console)
+
+
+@dataclass
+class Cell:
+    """One run of a grid, as the live table shows it."""
+
+    config: Config
+    state: Literal["waiting", "running", "done", "failed"] = "waiting"
+    records: list[RoundRecord] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.method} seed {self.config.seed}"
+
+
+class GridScreen(AbstractContextManager["GridScreen"]):
+    """All runs of a comparison: one line each, kept up to date, or plain lines without a terminal."""
+
+    def __init__(self, cells: Sequence[Cell], console: Console, title: str) -> None:
+        self._cells, self._console, self._title = cells, console, title
+        self._live: Live | None = None
+        if on_terminal(console):
+            self._live = Live(console=console, refresh_per_second=REFRESH, get_renderable=self._render)
+
+    def __enter__(self) -> GridScreen:
+        if self._live:
+            self._live.start()
+        else:
+            self._console.print(escape(self._title), soft_wrap=True)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def listener(self, cell: Cell) -> Callable[[Event], None]:
+        say = None if self._live else PlainRun(self._console, f"{cell.name}  ")
+        cell.state = "running"
+
+        def hear(event: Event) -> None:
+            if isinstance(event, RoundRecord):
+                cell.records.append(event)
+            if say:
+                say(event)
+
+        return hear
+
+    def failed(self, cell: Cell, error: str) -> None:
+        cell.state, cell.error = "failed", error
+        self._console.print(f"[bold red]{escape(cell.name)} failed:[/] {escape(error)}", soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        numbers = ("seed", "round", "accuracy", "worst decile")
+        made = table(self._title, "method", *numbers, "curve", "seconds", right=(*numbers, "seconds"))
+        made.columns[5].min_width = 16
+        room = max(3, self._console.height - HEADLINE_LINES)
+        for cell in window(self._cells, room):
+            made.add_row(*self._row(cell), style="dim" if cell.state == "waiting" else "")
+        hidden = len(self._cells) - min(room, len(self._cells))
+        if hidden:
+            made.caption = f"{hidden} more lines"
+        return made
+
+    def _row(self, cell: Cell) -> list[str]:
+        config = cell.config
+        name = {"running": f"[bold {ACCENT}]{config.method}[/]", "failed": f"[red]{config.method}[/]"}
+        start = [name.get(cell.state, config.method), str(config.seed)]
+        if cell.state == "failed":
+            return [*start, "[red]failed[/]", "", "", "", ""]
+        if not cell.records:
+            return [*start, f"0/{config.rounds}", "", "", "", ""]
+        last = cell.records[-1]
+        curve = f"[green]{sparkline([r.accuracy.macro for r in cell.records])}[/]"
+        return [*start, f"{last.round}/{config.rounds}", percent(last.accuracy.macro),
+                percent(last.accuracy.worst_decile), curve, f"{last.seconds:.1f}"]  # fmt: skip
+
+
+def window(cells: Sequence[Cell], room: int) -> Sequence[Cell]:
+    """As many cells as fit the screen, those around the one at work."""
+    if len(cells) <= room:
+        return cells
+    at = next((i for i, c in enumerate(cells) if c.state in ("running", "waiting")), len(cells) - 1)
+    begin = min(max(0, at - room // 2), len(cells) - room)
+    return cells[begin : begin + room]

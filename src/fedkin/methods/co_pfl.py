@@ -1,0 +1,138 @@
+"""CO-PFL. "CO-PFL: Contribution-Oriented Personalized Federated Learning for Heterogeneous Networks",
+arXiv 2510.20219, 2025.
+
+Each client makes the weights its own that training moves most (PWPM: mask m_n, rate p, budget gamma), trains personal
+and shared weights apart, with Adam moments u, v for each (MAMO), and says how much it has to give that the others have
+not (COWA: score Gamma_n); the server averages what is shared by these scores (alpha_n).
+Down: the model w, the weight Z behind each coordinate, the client's last alpha_n. Up: the shared coordinates, the mask
+as bits, the score. Meant for small learning rates (paper: 1e-4) and local BatchNorm statistics (`--buffers local`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedkin.cohort import Cohort, Keep
+from fedkin.compute.optim import SGD, Adam, Moments, Optimiser
+from fedkin.federation import Clients, Federation, Masked, Reply, each
+from fedkin.layout import Layout
+from fedkin.methods.base import METHODS, Method, option
+from fedkin.methods.masks import cosine, grow, learnable, leave_one_out, normalised, shared_mean
+
+
+@dataclass(frozen=True)
+class COPFLOptions:
+    p: float = option(0.25, "share of weights a mask gains at a time; 0: nothing becomes personal", low=0, high=1)
+    gamma: float = option(0.5, "largest share of personal weights", low=0, high=1)
+    scope: Literal["per_tensor_unmasked", "global"] = option(
+        "per_tensor_unmasked", "top p of what is still shared of each weight tensor, or of all weights (eq. 6)")
+    mask_every: int = option(1, "rounds between two mask updates", low=1)
+    optimiser: Literal["mamo", "adam", "sgd"] = option("mamo", "two passes under masks, or one joint one")
+    alternation: Literal["jacobi", "gauss_seidel"] = option(
+        "jacobi", "both passes start from the same model, or take turns every epoch")
+    lr: float | None = option(None, "learning rate (default: the run's)", above=0)
+    beta1: float = option(0.9, "decay of Adam's first moment", low=0, high=0.9999)
+    beta2: float = option(0.999, "decay of Adam's second moment", low=0, high=0.9999)
+    transfer_moments: bool = option(False, "a weight that becomes personal takes its moments along")
+    cowa: Literal["both", "pred", "grad", "none"] = option("both", "scores that count; none: equal weights")
+    pred_clip: float | None = option(None, "largest prediction score, in units of ln(classes)", above=0)
+    aggregation: Literal["per_coordinate", "or_freeze"] = option(
+        "per_coordinate", "average over those who share a coordinate, or freeze it once it is personal to anybody")
+
+
+@METHODS.register("co-pfl")
+class COPFL(Method):
+    Options = COPFLOptions
+    about = "personal weights by mask, the others averaged by contribution"
+    paper = "arXiv 2510.20219, 2025"
+    shares = "the weights outside the client's mask, the mask, a score"
+    private = "the weights under the mask, both Adam memories"
+    profiles = {"paper": {}, "robust": {"pred_clip": 2.0}}
+    keeps = {
+        "own": Keep("row"), "received": Keep("model"), "mask": Keep("row", "zeros", torch.bool),
+        **{f"{part}_{moment}": Keep("row", "zeros") for part in ("personal", "shared") for moment in ("u", "v")},
+        "personal_steps": Keep((), "zeros"), "shared_steps": Keep((), "zeros"),
+    }  # fmt: skip
+
+    def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
+        super().start(fed, layout, row)
+        self.freezes = self.options.aggregation == "or_freeze"
+        self.z = torch.ones_like(self.model, dtype=torch.bool if self.freezes else torch.float32)
+        self.alpha = torch.zeros(len(fed.all), device=row.device)  # weight in an average; nobody has been in one yet
+        outputs = [s.shape[0] for s in layout.slots if s.kind != "buffer"][-1]
+        self.most = 2 + self.options.pred_clip * math.log(outputs) if self.options.pred_clip else math.inf
+
+    def round(self, fed: Federation, cohort: Clients) -> None:
+        last = self.alpha[torch.from_numpy(cohort.ids)]
+        replies = fed.ask(cohort, self.train, model=self.model, z=self.z, alpha=each(last))
+        if not len(replies):
+            return
+        rows, shared = replies["model"], ~replies["mask"]
+        alpha = normalised(replies["score"].clamp(0, self.most))  # (10)
+        mean, z = shared_mean(rows, shared, alpha, self.model)
+        self.z = self.z & shared.all(0) if self.freezes else z
+        filled = rows.where(shared, mean)  # so that what a client keeps has no say in the average
+        self.model = replies.combine(filled, self.model, alpha).where(self.z > 0, self.model)
+        self.alpha[torch.from_numpy(replies.clients.ids)] = alpha
+        fed.note("alpha", self.alpha.clone())
+
+    def train(self, client: Cohort, model: Tensor, z: Tensor, alpha: Tensor) -> Reply:
+        o, mask, start = self.options, client["mask"], self.personal(client, model)
+        trained = self._mamo(client, start, mask)
+        delta = start - trained
+        score = self._contribution(client, model, z, alpha, client.model(delta))
+        if client.round % o.mask_every == 0:
+            client["mask"] = grow(mask, delta.abs(), client.layout, o.p, o.gamma, o.scope)  # (6)
+        for m in ("u", "v") if o.transfer_moments else ():
+            client[f"personal_{m}"] = client[f"shared_{m}"].where(client["mask"] & ~mask, client[f"personal_{m}"])
+        client["own"], client["received"] = trained, model.expand(len(client), -1)
+        kept = client.model(client["mask"])
+        return {"model": Masked(client.model(trained).masked_fill(kept, 0), ~kept), "mask": kept, "score": score}
+
+    def personal(self, client: Cohort, model: Tensor) -> Tensor:
+        """w_n: the client's own weights under the mask, the received ones elsewhere (7)."""
+        return client["own"].where(client["mask"], client.rows(model=model))
+
+    def after_local(self, client: Cohort, model: Tensor) -> Tensor:
+        return client["own"].where(client["shared_steps"][:, None] > 0, self.personal(client, model))
+
+    def _mamo(self, client: Cohort, start: Tensor, mask: Tensor) -> Tensor:
+        """Algorithm 2, lines 1-13. The personal pass is left out where it must be empty for everybody."""
+        o, epochs, rows = self.options, client.training.epochs, start
+        if o.optimiser != "mamo":
+            return self._pass(client, start, torch.ones_like(mask), "shared", epochs)
+        in_turns, any_grown = o.alternation == "gauss_seidel", o.p > 0 and client.round > 0
+        for stretch in [1] * epochs if in_turns else [epochs]:
+            mine = self._pass(client, rows, mask, "personal", stretch) if any_grown else rows
+            rows = mine.where(mask, self._pass(client, mine if in_turns else rows, ~mask, "shared", stretch))
+        return rows
+
+    def _pass(self, client: Cohort, start: Tensor, h: Tensor, part: str, epochs: int) -> Tensor:
+        """Train the coordinates under h with this part's moments (3)-(5); who has none takes no steps."""
+        o, usual = self.options, client.training.opt
+        how = {"lr": o.lr or usual.lr, "weight_decay": usual.weight_decay}
+        opt: Optimiser = SGD(**how) if o.optimiser == "sgd" else Adam(beta1=o.beta1, beta2=o.beta2, **how)
+        moments = Moments([client[f"{part}_u"], client[f"{part}_v"]][: opt.buffers], client[f"{part}_steps"])
+        rows = client.fit(start, mask=h, epochs=epochs, opt=opt, moments=moments)
+        for m, buffer in zip("uv", moments.buffers, strict=False):
+            client[f"{part}_{m}"] = buffer
+        client[f"{part}_steps"] = moments.steps.where(h.any(1), client[f"{part}_steps"])
+        return rows
+
+    def _contribution(self, client: Cohort, model: Tensor, z: Tensor, alpha: Tensor, delta: Tensor) -> Tensor:
+        """Gamma_n: how far the step delta_n turns away from the others' (8), plus their loss on its data (9)."""
+        o, shared = self.options, client.model(~client["mask"] & learnable(client.layout, client.device))
+        if o.cowa == "none" or client.round == 0:
+            return torch.ones_like(alpha)
+        others, known = leave_one_out(model, z, alpha, client.model(client["own"]), shared)  # w_-n
+        # the others' step, leave-one-out, led from the model received before to w_-n
+        score = torch.zeros_like(alpha) if o.cowa == "pred" else 1 - cosine(delta, client["received"] - others, known)
+        if o.cowa != "grad":
+            most = o.pred_clip * math.log(client.classes) if o.pred_clip else math.inf
+            score = score + client.loss(client.rows(model=others)).nan_to_num(0, 0, 0).clamp(max=most)
+        return score.nan_to_num(0, 0, 0).clamp(min=0)

@@ -1,0 +1,140 @@
+"""FedPKDA. Zeng et al., "FedPKDA: Personalized Federated Learning with Privacy-Preserving Knowledge Dynamic
+Alignment", AAAI 2026. Profile `official`: the authors' code (all is shared; an epoch of alignment before training).
+
+Clients send clipped, noised class means of their features; the server weighs them by Mahalanobis distance into global
+prototypes p_G^k. In training, features are drawn to the client's own prototypes p_i^k at first and to the global ones
+later. The body theta is averaged by gamma_i, the trace of each client's Fisher matrix; the head eta_i is private.
+Up: noised prototypes of the classes a client has, which those are, the size of the smallest; then theta_i, gamma_i.
+Down: theta, the global prototypes, which those are, and t/T. The noise buys little privacy: each round notes epsilon.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedkin.cohort import Cohort, Keep
+from fedkin.compute.losses import Term, align, cross_entropy
+from fedkin.compute.optim import SGD
+from fedkin.federation import Clients, Federation, Masked, Replies, Reply
+from fedkin.layout import Layout
+from fedkin.methods.base import METHODS, Method, option
+from fedkin.methods.prototypes import PrototypeOptions, global_prototypes, phase, remember, spread
+
+
+@dataclass(frozen=True)
+class FedPKDAOptions(PrototypeOptions):
+    omega_local: float = option(0.5, "pull towards the client's own prototypes, fading", low=0)
+    omega_global: float = option(0.9, "pull towards the global prototypes, growing", low=0)
+    offset: float = option(0.1, "added to both pulls", low=0)
+    phi_scale: float = option(1.0, "how far along the phase function the last round is", above=0)
+    variant: Literal["full", "base", "kda", "cp"] = option("full", "base: no pull; kda: own only; cp: global only, 1")
+    align: Literal["loss", "before"] = option("loss", "align within the training loss, or in an epoch before it")
+    align_lr: float = option(0.002, "learning rate of the epoch before", above=0)
+    share: Literal["body", "model"] = option("body", "what is averaged; model: no private heads")
+    aggregate: Literal["fisher", "samples"] = option("fisher", "weights of the average")
+    fim: Literal["batch", "per_sample", "full"] = option("batch", "gradients the Fisher trace is made of")
+    fim_params: Literal["shared", "all"] = option("shared", "parameters it covers")
+    fim_norm: Literal["sum", "mean"] = option("sum", "sum over those gradients, or mean")
+    gamma_clip: float | None = option(None, "bound each gamma_i to this many times the median", above=0)
+
+
+@METHODS.register("fedpkda")
+class FedPKDA(Method):
+    Options = FedPKDAOptions
+    about = "features drawn to own and global prototypes under private heads"
+    paper = "Zeng et al., AAAI 2026"
+    shares = "body, noised class prototypes"
+    private = "the head, exact prototypes"
+    keeps = {"local": Keep("row")}  # the model after the last training
+    profiles = {
+        "paper": {}, "robust": {"cov": "diag", "gamma_clip": 5.0},
+        "official": {"omega_local": 0.3, "omega_global": 0.5, "phi_scale": 5.0, "align": "before", "share": "model",
+                     "senders": "all", "proto_cache": False},
+    }  # fmt: skip
+
+    def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
+        self.theta = row[layout.columns(self.options.share)].clone()
+        self.prototypes = row.new_zeros(len(fed.all), 0, 0)  # [N, C, F] once somebody has sent some
+        self.present = self.prototypes.bool().any(2)  # [N, C]
+        self.spent = torch.zeros(len(fed.all), dtype=torch.float64)  # epsilon of each client so far
+
+    def round(self, fed: Federation, cohort: Clients) -> None:
+        progress = (fed.round + 1) / fed.rounds
+        goals, known = self.theta.new_zeros(0, 0), self.present[0, :0]
+        if self.pulls(progress)[1] > 0:
+            goals, known = self.collect(fed, fed.alive if self.options.senders == "all" else cohort)
+        replies = fed.ask(cohort, self.train, theta=self.theta, goals=goals, known=known, progress=progress)
+        self.theta = replies.mean("theta", otherwise=self.theta, weights=self.weights(fed, replies))
+
+    def collect(self, fed: Federation, clients: Clients) -> tuple[Tensor, Tensor]:
+        """Ask for prototypes; the global ones p_G (eqs. 4-7), and of which classes they are."""
+        replies = fed.ask(clients, self.observe)
+        self.present = self.present & self.options.proto_cache
+        if len(replies):
+            ids = torch.from_numpy(replies.clients.ids)
+            self.prototypes = remember(self.prototypes, ids, replies["prototypes"])
+            self.present = remember(self.present, ids, replies["present"])
+            fed.note("epsilon", self.options.spend(self.spent, ids, replies["fewest"], self.prototypes.shape[2]))
+        alive = torch.from_numpy(fed.alive.ids).to(self.present.device)
+        return global_prototypes(self.prototypes[alive], self.present[alive], self.options.cov)
+
+    def weights(self, fed: Federation, replies: Replies) -> Tensor | None:
+        """gamma_i / sum gamma; by samples if no gradient is left anywhere."""
+        if self.options.aggregate == "samples" or not len(replies):
+            return None
+        gamma = replies["gamma"].double().clamp(min=0)
+        if self.options.gamma_clip is not None:
+            gamma = gamma.clamp(max=self.options.gamma_clip * float(gamma.median()))
+        gamma = gamma if gamma.sum() > 0 else replies.samples.to(gamma)
+        fed.note("weights", gamma / gamma.sum())
+        return gamma / gamma.sum()
+
+    def pulls(self, progress: float) -> tuple[float, float]:
+        """lam_L and lam_G at t/T: first the own prototypes, then the global ones (eqs. 10, 11)."""
+        o, phi = self.options, phase(self.options.phi_scale * progress)
+        own, others = o.offset + o.omega_local * (1 - phi), o.offset + o.omega_global * phi
+        return {"full": (own, others), "base": (0.0, 0.0), "kda": (own, 0.0), "cp": (0.0, 1.0)}[o.variant]
+
+    def observe(self, client: Cohort) -> Reply:
+        """Noised prototypes (eqs. 2, 3), by the body the client still has from its last training."""
+        sent, has, fewest = self.options.noised(client, client["local"])
+        return {"prototypes": Masked(sent, has.unsqueeze(2).expand_as(sent)), "present": has, "fewest": fewest}
+
+    def train(self, client: Cohort, theta: Tensor, goals: Tensor, known: Tensor, progress: float) -> Reply:
+        o, terms, rows = self.options, self.alignment(client, goals, known, progress), self.personal(client, theta)
+        if o.align == "before" and terms:
+            rows, terms = client.fit(rows, learn="body", epochs=1, opt=SGD(o.align_lr), loss=terms), []
+        client["local"] = rows = client.fit(rows, loss=[cross_entropy(), *terms])  # eq. 13
+        reply = {"theta": rows[:, client.layout.columns(o.share)]}
+        return reply if o.aggregate == "samples" else {**reply, "gamma": self.fisher(client, rows)}
+
+    def alignment(self, client: Cohort, goals: Tensor, known: Tensor, progress: float) -> list[Term]:
+        """Eqs. 8, 9, 11. The client's own prototypes are exact and stay here."""
+        terms, (own, others) = [], self.pulls(progress)
+        if own > 0:
+            means, count = client.prototypes(client["local"])
+            terms.append(align(means, count > 0, own, len(client), "own prototypes"))
+        if others > 0 and len(goals):
+            terms.append(align(spread(goals, known), known, others, len(client), "global prototypes"))
+        return terms
+
+    def fisher(self, client: Cohort, rows: Tensor) -> Tensor:
+        """gamma_i: the trace of the empirical Fisher matrix after training; `full` is of the whole likelihood."""
+        o, n = self.options, client.samples()
+        size = {"per_sample": 1, "batch": client.training.batch, "full": int(n.max())}[o.fim]
+        gamma = client.gradient_norms(rows, o.share if o.fim_params == "shared" else "model", batch=size)
+        if o.fim == "full":
+            return gamma * n.square() if o.fim_norm == "sum" else gamma
+        return gamma / (n / size).ceil() if o.fim_norm == "mean" else gamma
+
+    def deliver(self) -> dict[str, Any]:
+        return {"theta": self.theta}
+
+    def personal(self, client: Cohort, theta: Tensor) -> Tensor:
+        if self.options.share == "model":
+            return client.rows(model=theta)
+        return client.rows(body=theta, head=client.head(client["local"]))

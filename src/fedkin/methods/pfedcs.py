@@ -1,0 +1,141 @@
+"""PFedCS. Wu et al., "PFedCS: A Personalized Federated Learning Method for Enhancing Collaboration among Similar
+Classifiers", AAAI 2025.
+
+Clients with similar data grow similar heads. In the first stage the server compares the heads, mixes for each client
+a teacher from those near its own, and the client, once it has tuned the teacher to its data, learns from it beside
+its labels. From round beta on it is FedPer.
+Stage 1, down: the body, the client's teacher; up: the trained body and head. Stage 2: the body both ways.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkin.cohort import Cohort
+from fedkin.compute import keys
+from fedkin.compute.losses import Term, cross_entropy, guide
+from fedkin.errors import UsageError
+from fedkin.federation import Clients, Federation, Replies, Reply, each
+from fedkin.layout import Layout
+from fedkin.methods.base import METHODS, option
+from fedkin.methods.fedper import FedPer
+from fedkin.methods.mixture import Bools, Clustering, Floats, distances, lower_group
+
+
+@dataclass(frozen=True)
+class PFedCSOptions:
+    lam: float = option(0.5, "share of similarity in a collaborator's weight; the rest is data size", low=0, high=1)
+    beta: int = option(100, "the round from which on heads stay private (FedPer)", low=0)
+    rho: int = option(1, "epochs a client tunes its teacher; 0: use it as it comes", low=0)
+    teacher_lr: float | None = option(None, "learning rate of that tuning (eta_v); none: the clients' own", above=0)
+    bias: bool = option(False, "compare the heads' biases too")
+    literal: bool = option(False, "eq. 7 over the collaborators alone, then scaled to sum to 1")
+    selection: Literal["adaptive", "none", "all", "random"] = option("adaptive", "whose heads make a teacher")
+    clustering: Literal["gmm", "kmeans", "hierarchical", "fixed"] = option("gmm", "how candidates are found")
+    use_stale: bool = option(False, "mix in the last heads of clients that are not in this round")
+    independent_head_init: bool = option(False, "every client starts with a random head of its own")
+
+
+@METHODS.register("pfedcs")
+class PFedCS(FedPer):
+    Options = PFedCSOptions
+    about = "a shared body; similar heads teach each other"
+    paper = "Wu et al., AAAI 2025"
+    shares = "body, and the head before round beta"
+    private = "the head from round beta on"
+
+    def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
+        super().start(fed, layout, row)
+        self.compared = max(math.prod(classifier(layout)), self.options.bias * layout.size("head"))  # columns of a head
+        self.heads = layout.head(row).repeat(len(fed.all), 1)  # w_g of every client, as last uploaded
+        self.known: list[int] = []  # who has uploaded one
+
+    def round(self, fed: Federation, cohort: Clients) -> None:
+        if fed.round + 1 >= self.options.beta:  # stage 2
+            self.heads, self.known = self.heads[:0], []
+            return super().round(fed, cohort)
+        if self.options.independent_head_init and fed.round == 0:
+            self._store(fed.ask(fed.alive, self.draw_head))
+        pool = cohort | (fed.alive & self.known) if self.options.use_stale else cohort
+        heads = self.heads[torch.from_numpy(pool.ids).to(self.heads.device)]
+        weights = self.weights(fed, pool, heads)
+        fed.note("participants", pool.ids.tolist())
+        fed.note("collaborators", weights)
+        teachers = weights[torch.from_numpy(np.isin(pool.ids, cohort.ids))].to(heads) @ heads  # v_g, eq. 6
+        replies = fed.ask(cohort, self.learn, body=self.body, teacher=each(teachers))
+        self.body = replies.mean("body", otherwise=self.body)
+        self._store(replies)
+
+    def weights(self, fed: Federation, pool: Clients, heads: Tensor) -> Tensor:
+        """Row k: the weights p of everybody's head in the teacher of client k, [P, P]."""
+        o, own = self.options, np.eye(len(pool), dtype=bool)
+        distance = distances(heads[:, : self.compared])
+        chosen = np.zeros_like(own) if o.selection == "none" else ~own
+        if o.selection == "random":
+            draws = keys.uniform(keys.key(fed.seed, "collaborators", fed.round, pool.ids), len(pool))
+            chosen &= np.where(own, 2.0, draws).argsort(1).argsort(1) < 3
+        elif o.selection == "adaptive":
+            if not distance.any():  # the first round: all heads are the same; or a single client
+                return torch.full((len(pool), len(pool)), 1 / len(pool))
+            chosen = collaborators(distance, (fed.round + 1) / o.beta, o.clustering)
+        return torch.from_numpy(mixing(distance, chosen, pool.samples.double().numpy(), o.lam, o.literal)).float()
+
+    def _store(self, replies: Replies) -> None:
+        if len(replies):
+            self.heads[torch.from_numpy(replies.clients.ids).to(self.heads.device)] = replies["head"]
+            self.known = sorted({*self.known, *replies.clients})
+
+    def draw_head(self, client: Cohort) -> Reply:
+        draws = keys.uniform(keys.key(client.seed, "head", client.ids), client.layout.size("head"))
+        client["head"] = torch.from_numpy((2 * draws - 1) * classifier(client.layout)[1] ** -0.5).to(client.device)
+        return {"head": client["head"]}
+
+    def learn(self, client: Cohort, body: Tensor, teacher: Tensor) -> Reply:
+        start = client.rows(body=body, head=client["head"])
+        rows = client.fit(start, loss=[cross_entropy(), self.tuned(client, body, teacher)])  # eqs. 11-13
+        client["head"] = client.head(rows)
+        return {"body": client.body(rows), "head": client.head(rows)}
+
+    def tuned(self, client: Cohort, body: Tensor, teacher: Tensor) -> Term:
+        """The teacher after rho epochs on the client's data, the body fixed (eqs. 9-10), as a guide."""
+        o, rows, opt = self.options, client.rows(body=body, head=teacher), client.training.opt
+        if o.rho:
+            rows = client.fit(rows, learn="head", epochs=o.rho, opt=replace(opt, lr=o.teacher_lr or opt.lr))
+        tensors, name = client.layout.tensors(rows), client.layout.head_name
+        weight = tensors[f"{name}.weight"].clone()
+        return guide(weight, tensors.get(f"{name}.bias", weight.new_zeros(weight.shape[:2])).clone())
+
+
+def classifier(layout: Layout) -> tuple[int, int]:
+    """Outputs and inputs of a linear head; its weight comes first, then its bias if it has one."""
+    slots, name = [s for s in layout.slots if s.kind == "head"], layout.head_name
+    if [len(s.shape) for s in slots] not in ([2], [2, 1]) or slots[0].name != f"{name}.weight":
+        raise UsageError(f"method 'pfedcs' compares linear classifiers: head {name!r} is not a linear layer")
+    return slots[0].shape[0], slots[0].shape[1]
+
+
+def collaborators(distance: Floats, progress: float, clustering: Clustering) -> Bools:
+    """Row k: who is a candidate of client k and within its threshold; progress is t / beta."""
+    chosen, others = np.zeros(distance.shape, bool), ~np.eye(len(distance), dtype=bool)
+    rest = distance[others].reshape(len(distance), -1)
+    mean, least = rest.mean(1, keepdims=True), rest.min(1, keepdims=True)
+    tau = mean + progress * (least - mean)  # eq. 4
+    chosen[others] = (lower_group(rest, clustering) & (rest <= tau + 1e-12)).ravel()  # eq. 5
+    return chosen
+
+
+def mixing(distance: Floats, chosen: Bools, samples: Floats, lam: float, literal: bool) -> Floats:
+    """Row k: the weight p of each head in client k's teacher (eqs. 7-8), over its collaborators and itself."""
+    team = chosen | np.eye(len(chosen), dtype=bool)
+    over = np.where(chosen.any(1, keepdims=True) & literal, chosen, team)
+    size, far = over.sum(1, keepdims=True), np.where(over, distance, 0).max(1, keepdims=True)
+    gap = far - np.where(over, distance, 0).sum(1, keepdims=True) / size
+    near = np.where(gap < 1e-12, 1 / team.sum(1, keepdims=True), (far - distance) / (size * np.maximum(gap, 1e-12)))
+    p = np.where(team, lam * near + (1 - lam) * samples / (over @ samples)[:, None], 0.0)
+    return np.asarray(p / p.sum(1, keepdims=True), np.float64)

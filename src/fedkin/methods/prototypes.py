@@ -1,0 +1,177 @@
+"""Class prototypes: bounded and noised where the data are, combined into global ones on the server.
+
+The covariance of n prototypes of F numbers has rank n - 1, so nothing here inverts an F x F matrix: with the centred
+prototypes as rows of X and G = X X^T, x_i^T (a X^T X + c I)^-1 x_i is entry (i, i) of G (a G + c I)^-1, an n x n solve.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkin.cohort import Cohort
+from fedkin.compute import keys
+from fedkin.errors import UsageError
+from fedkin.options import option
+
+Covariance = Literal["full", "diag", "ledoit_wolf"]
+EPS = 1e-6
+FEWEST = 3  # prototypes of a class that make a global one
+AT_ONCE = 1 << 26  # numbers in a stack of classes worked on together
+MEANINGFUL = 10.0  # an epsilon above this promises nothing
+
+
+def phase(s: float) -> float:
+    """phi(s) = (softplus(s) - softplus(-s)) / (softplus(s) + softplus(-s)); the numerator is s itself."""
+    return s / (abs(s) + 2 * math.log1p(math.exp(-abs(s))))
+
+
+# ---------------------------------------------------------------- where the data are
+
+
+@dataclass(frozen=True)
+class PrototypeOptions:
+    """How class means are made before they may leave a client, what that costs in privacy, and what they become."""
+
+    clip: float = option(1.0, "bound on features before noise is added", above=0)
+    clip_kind: Literal["value", "l2"] = option("value", "what is bounded: each value, or a feature vector's length")
+    nonnegative: bool = option(False, "features come from a ReLU: clip to [0, clip]; the smaller range costs less")
+    noise: float = option(0.1, "scale b of the Laplace noise on each number of a prototype", low=0)
+    target_epsilon: float | None = option(None, "choose b so that each class and round costs this epsilon", above=0)
+
+    cov: Literal["full", "diag", "ledoit_wolf"] = option(
+        "full", "covariance behind the distances; full sees no outlier among fewer than F + 2 prototypes")
+    senders: Literal["participants", "all"] = option("participants", "who sends prototypes each round")
+    proto_cache: bool = option(True, "also use the last prototypes of clients that sent none this round")
+
+    def __post_init__(self) -> None:
+        if self.target_epsilon is not None and math.isinf(self.clip):
+            raise UsageError(f"target_epsilon={self.target_epsilon}: needs a bound on the features, but clip is inf")
+
+    def bounded(self, features: Tensor) -> Tensor:
+        """Clipped features, [B, F]."""
+        features = features.clamp(min=0) if self.nonnegative else features
+        if self.clip_kind == "value" or math.isinf(self.clip):
+            return features.clamp(-self.clip, self.clip)
+        scaled: Tensor = features * (self.clip / features.norm(dim=1, keepdim=True).clamp(min=self.clip))
+        return scaled
+
+    def sensitivity(self, width: int) -> float:
+        """How far apart, in L1, two bounded features of `width` numbers can be: what one sample can do to a sum."""
+        if self.clip_kind == "value":
+            return width * self.clip * (1 if self.nonnegative else 2)
+        return math.sqrt(width) * self.clip * (math.sqrt(2) if self.nonnegative else 2)
+
+    def scale(self, width: int, count: Tensor) -> Tensor:
+        """b for classes of `count` samples."""
+        if self.target_epsilon is None:
+            return torch.full_like(count, self.noise)
+        return self.sensitivity(width) / (count.clamp(min=1) * self.target_epsilon)
+
+    def epsilon(self, width: int, count: Tensor) -> Tensor:
+        """What the mean of a class of `count` samples costs: sensitivity / (count b)."""
+        return self.sensitivity(width) / (count * self.scale(width, count))
+
+    def noised(self, client: Cohort, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Means of bounded features plus Lap(0, b), [K, C, F] with zeros for absent classes; which classes are there,
+        [K, C]; the samples of the smallest, [K]."""
+        means, count = client.prototypes(rows, clip=self.bounded)
+        noise = laplace(client.seed, client.ids, client.round, tuple(means.shape[1:])).to(means.device)
+        sent = means + noise * self.scale(means.shape[2], count).unsqueeze(2)
+        has = count > 0
+        return sent.where(has.unsqueeze(2), 0.0), has, count.masked_fill(~has, math.inf).amin(1)
+
+    def spend(self, spent: Tensor, ids: Tensor, fewest: Tensor, width: int) -> dict[str, Any]:
+        """Charge clients, whose smallest class has `fewest` samples, for a round; what the noise buys so far.
+
+        For one sample exchanged for another of its class and client; the costs of rounds add up."""
+        count = fewest.cpu().double().clamp(min=1)
+        cost = self.epsilon(width, count)
+        spent[ids] += cost
+        total = float(spent.max())
+        if math.isinf(total):
+            meaning = "no privacy: prototypes are sent without noise, or without a bound on the features"
+        elif total > MEANINGFUL:
+            meaning = f"not meaningful as differential privacy: epsilon {total:.4g} is above {MEANINGFUL:g}"
+        else:
+            meaning = f"the prototypes sent so far are {total:.4g}-differentially private"
+        meaning += "; models and their weights in the average travel without noise"
+        return {"per_class_and_round": float(cost.max()), "composed": total, "smallest_class": int(count.min()),
+                "meaning": meaning}  # fmt: skip
+
+
+def laplace(seed: int, clients: keys.I64, round: int, shape: tuple[int, ...]) -> Tensor:
+    """Lap(0, 1) noise [K, *shape], a function of (seed, client, round). It hides nothing from who knows the seed."""
+    drawn = keys.uniform(keys.key(seed, "prototypes", round, clients), math.prod(shape)) - 0.5
+    values = -np.sign(drawn) * np.log(np.maximum(1 - 2 * np.abs(drawn), 2.0**-53))
+    return torch.from_numpy(values.astype(np.float32)).view(len(clients), *shape)
+
+
+def spread(goals: Tensor, known: Tensor) -> Tensor:
+    """Prototypes of the known classes only, as they travel, to one for each class (zeros elsewhere)."""
+    wide = goals.new_zeros(len(known), goals.shape[1])
+    wide[known] = goals
+    return wide
+
+
+# ---------------------------------------------------------------- on the server
+
+
+def remember(memory: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
+    """`memory`, [N, ...], with these clients' rows replaced; it takes its shape from the first rows."""
+    if memory.shape[1:] != rows.shape[1:]:
+        memory = rows.new_zeros(len(memory), *rows.shape[1:])
+    memory[ids.to(rows.device)] = rows
+    return memory
+
+
+def global_prototypes(prototypes: Tensor, present: Tensor, cov: Covariance) -> tuple[Tensor, Tensor]:
+    """From [N, C, F] and what of it exists [N, C]: the prototypes of the classes with three or more, and which those
+    are, [C]: p_G^k = sum_i w_i^k p_i^k (eq. 7)."""
+    known = present.sum(0) >= FEWEST
+    classes = torch.nonzero(known).flatten()
+    clients, _, width = prototypes.shape
+    together = max(1, AT_ONCE // (clients * (clients + width) + 1))
+    found = [prototypes.new_zeros(0, width)]
+    for begin in range(0, len(classes), together):
+        some = classes[begin : begin + together]
+        rows, has = prototypes[:, some].transpose(0, 1), present[:, some].T
+        weights = mahalanobis_weights(rows, has, cov).to(rows.dtype)
+        found.append((weights.unsqueeze(1) @ rows.where(has.unsqueeze(2), 0.0)).squeeze(1))
+    return torch.cat(found), known
+
+
+def mahalanobis_weights(rows: Tensor, present: Tensor, cov: Covariance) -> Tensor:
+    """w_i^k (eqs. 4-6) for classes with two or more prototypes: rows [C, N, F], present [C, N] to [C, N] in float64.
+
+    Each class's weights sum to 1; absent prototypes weigh 0. With `full` and n <= F + 1 all weights are equal."""
+    has = present.double()
+    n = has.sum(1, keepdim=True)
+    x = rows.double().where(present.unsqueeze(2), 0.0)
+    x = (x - x.sum(1, keepdim=True) / n.unsqueeze(2)).where(present.unsqueeze(2), 0.0)  # p - mu (eq. 4)
+    if cov == "diag":
+        spread = x.square().sum(1, keepdim=True) / (n - 1).unsqueeze(2) + EPS
+        squared = (x.square() / spread).sum(2)
+    else:
+        gram = x @ x.transpose(1, 2)
+        scale, ridge = _ledoit_wolf(gram, n, x.shape[2]) if cov == "ledoit_wolf" else (1 / (n - 1), torch.zeros_like(n))
+        system = scale.unsqueeze(2) * gram + torch.diag_embed((ridge + EPS).expand_as(has))
+        squared = torch.linalg.solve(system, gram).diagonal(dim1=1, dim2=2).clamp(min=0)
+    near = has / (squared.sqrt() + EPS)  # 1 / (d + eps), eqs. 5 and 6
+    return near / near.sum(1, keepdim=True)
+
+
+def _ledoit_wolf(gram: Tensor, n: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """(a, c) of Sigma = a X^T X + c I, shrunk to a multiple of the identity (Ledoit & Wolf 2004), from G alone."""
+    lengths = gram.diagonal(dim1=1, dim2=2)
+    mean = lengths.sum(1, keepdim=True) / (n * width)  # average variance of a coordinate
+    square = gram.square().sum((1, 2)).unsqueeze(1) / n.square()  # ||S||_F^2
+    far = (square / width - mean.square()).clamp(min=0)
+    noise = ((lengths.square().sum(1, keepdim=True) / n - square) / (n * width)).clamp(min=0)
+    shrink = torch.where(far > 0, (noise / far.clamp(min=torch.finfo(far.dtype).tiny)).clamp(max=1), 0.0)
+    return (1 - shrink) / n, shrink * mean

@@ -1,0 +1,163 @@
+"""The simulator's adversary: who is hostile, what they train on, and what arrives from them.
+
+It sits at `ask` and knows no method. Every float tensor of a reply is an update of what the client received under the
+same name (or, failing that, of the only part of the message with its shape); a tensor without such a counterpart is
+taken as an update of zero. Each tensor is attacked on its own. Votes (scores, votes, correct) are left as they are
+unless the attackers also lie about votes; whole numbers are never touched otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkin.compute import keys
+from fedkin.errors import UsageError
+from fedkin.federation import Answer, Each, Masked, Reply
+from fedkin.options import option
+from fedkin.robust.attacks import Array, Attack, Backdoor, DataAttack, ReplyAttack
+
+Bools = NDArray[np.bool_]
+
+VOTES = ("scores", "votes", "correct")
+
+
+@dataclass(frozen=True, eq=False)
+class Adversary:
+    """int(share * clients) of the clients are malicious; everything follows from the seed."""
+
+    attack: Attack
+    clients: int
+    share: float = option(0.3, "share of the clients that are malicious", low=0, high=1)
+    seed: int = option(0, "who is malicious, and all that attackers draw", low=0)
+    knowledge: Literal["own", "full"] = option("full", "attackers see their own updates, or everybody's")
+    redraw: bool = option(False, "other clients are malicious in every round, as in C-PFL")
+    lie_about_votes: bool = option(False, "malicious committee members turn their scores upside down")
+
+    def malicious(self, round: int = 0) -> Bools:
+        """Who is malicious in a round, [clients]."""
+        stream = keys.key(self.seed, "malicious", round if self.redraw else 0)
+        chosen = np.zeros(self.clients, bool)
+        chosen[keys.permutation(stream, self.clients)[: int(self.share * self.clients + 1e-9)]] = True
+        return chosen
+
+    # ------------------------------------------------------------ replies
+
+    def tamper(self, ids: keys.I64, phase: str, message: Mapping[str, object], answer: Answer, round: int) -> Answer:
+        """What the server receives instead of the honest answer (`Tamper`)."""
+        bad = self.malicious(round)[answer.ids]
+        if not bad.any():
+            return answer
+        received = _received(message, np.searchsorted(ids, answer.ids))
+        sent: dict[str, Tensor | Masked] = {}
+        misshapen: dict[str, Tensor] = {}
+        for name, value in answer.replies.items():
+            sent[name] = value
+            if name in VOTES:
+                if self.lie_about_votes:
+                    sent[name] = _replaced(value, bad, _inverted(_values(value)[torch.from_numpy(bad)]))
+            elif isinstance(self.attack, ReplyAttack) and _values(value).is_floating_point():
+                rng = keys.generator(self.seed, "attack", round, phase, name)
+                rows = self._forge(self.attack, value, _counterpart(name, _values(value), received), bad, rng)
+                if rows.shape[1:] == _values(value).shape[1:]:
+                    sent[name] = _replaced(value, bad, rows)
+                else:
+                    misshapen[name] = rows
+        return _with_odd(answer, sent, misshapen, bad)
+
+    def _forge(
+        self, attack: ReplyAttack, value: Tensor | Masked, base: Tensor, bad: Bools, rng: np.random.Generator
+    ) -> Tensor:
+        """What the malicious clients send in place of their rows of `value`, having received `base`."""
+        honest = _values(value)
+        updates = (honest - base).reshape(len(honest), -1)
+        if isinstance(value, Masked):
+            updates = updates * value.mask.reshape(updates.shape)
+        chosen = torch.from_numpy(bad).to(honest.device)
+        rows = attack(updates.float(), chosen, self.knowledge, rng).to(honest.dtype)
+        if rows.shape[1] != updates.shape[1]:
+            return rows
+        return base.expand_as(honest)[chosen] + rows.reshape(-1, *honest.shape[1:])
+
+    # ------------------------------------------------------------ data
+
+    def poison(self, x: Array, y: Array, parts: Sequence[keys.I64], classes: int) -> tuple[Array, Array]:
+        """The data set with the malicious clients' samples changed. `parts`: each client's training samples; pass
+        these alone, and what the attackers are judged by stays clean. Where the attackers change every round, every
+        client's samples are changed, and the run uses the changed version when it is a client's turn."""
+        if not isinstance(self.attack, DataAttack):
+            return x, y
+        x, y = x.copy(), y.copy()
+        turned = range(self.clients) if self.redraw else np.flatnonzero(self.malicious()).tolist()
+        for rank, client in enumerate(turned):
+            mine, rng = parts[client], keys.generator(self.seed, "poison", client)
+            x[mine], y[mine] = self.attack.poison(x[mine], y[mine], classes, rank, rng)
+        return x, y
+
+    def triggered(self, x: Array) -> Array:
+        """Inputs with the whole trigger, to see how often a model answers with the target class."""
+        if not isinstance(self.attack, Backdoor):
+            raise UsageError(f"attack {type(self.attack).__name__} has no trigger: only a backdoor has")
+        return self.attack.triggered(x)
+
+
+def _values(value: Tensor | Masked) -> Tensor:
+    return value.values if isinstance(value, Masked) else value
+
+
+def _received(message: Mapping[str, object], at: keys.I64) -> dict[str, Tensor]:
+    """The tensors of a message as those who answered received them, the first axis over clients or of length one."""
+    rows = torch.from_numpy(at)
+    each = {k: v.rows[rows.to(v.rows.device)] for k, v in message.items() if isinstance(v, Each)}
+    return each | {k: v.unsqueeze(0) for k, v in message.items() if isinstance(v, Tensor)}
+
+
+def _counterpart(name: str, honest: Tensor, received: Mapping[str, Tensor]) -> Tensor:
+    """What the clients started from, broadcast over them; zero if nothing of that shape was sent."""
+    fitting = {k: v for k, v in received.items() if v.shape[1:] == honest.shape[1:] and v.is_floating_point()}
+    if name in fitting:
+        return fitting[name].to(honest)
+    return next(iter(fitting.values())).to(honest) if len(fitting) == 1 else torch.zeros_like(honest[:1])
+
+
+def _replaced(value: Tensor | Masked, bad: Bools, rows: Tensor) -> Tensor | Masked:
+    """A copy with the malicious clients' rows exchanged; under a mask only what travels."""
+    honest = _values(value)
+    changed, chosen = honest.clone(), torch.from_numpy(bad).to(honest.device)
+    changed[chosen] = rows.where(value.mask[chosen], honest[chosen]) if isinstance(value, Masked) else rows
+    return Masked(changed, value.mask) if isinstance(value, Masked) else changed
+
+
+def _inverted(votes: Tensor) -> Tensor:
+    """The best becomes the worst: max + min - vote within each member's votes; a lone number is a share, 1 - vote."""
+    if votes.dtype == torch.bool:
+        return ~votes
+    if votes[0].numel() == 1 and votes.is_floating_point():
+        return 1 - votes
+    flat = votes.reshape(len(votes), -1).double()
+    high = flat.masked_fill(~flat.isfinite(), -torch.inf).amax(1, keepdim=True)
+    low = flat.masked_fill(~flat.isfinite(), torch.inf).amin(1, keepdim=True)
+    return (high + low - flat).reshape(votes.shape).to(votes.dtype)
+
+
+def _with_odd(answer: Answer, sent: dict[str, Tensor | Masked], misshapen: dict[str, Tensor], bad: Bools) -> Answer:
+    """Replies of another shape cannot be stacked: their senders' replies come one by one."""
+    if not misshapen:
+        return Answer(answer.ids, sent, answer.odd, answer.failed)
+    odd: dict[int, Reply] = dict(answer.odd)
+    for k, client in enumerate(answer.ids[bad].tolist()):
+        honest = {n: _row(v, int(np.flatnonzero(bad)[k])) for n, v in sent.items()}
+        odd[client] = {**honest, **{n: rows[k] for n, rows in misshapen.items()}}
+    good = torch.from_numpy(~bad)
+    kept = {n: Masked(v.values[good], v.mask[good]) if isinstance(v, Masked) else v[good] for n, v in sent.items()}
+    return Answer(answer.ids[~bad], kept, odd, answer.failed)
+
+
+def _row(value: Tensor | Masked, k: int) -> Any:
+    return Masked(value.values[k], value.mask[k]) if isinstance(value, Masked) else value[k]

@@ -1,0 +1,315 @@
+"""What hostile clients do. Reply attacks change what they send: rows in, rows out. Data attacks change what they train
+on and leave the protocol alone.
+
+A reply attack sees updates d_i = reply - received of all n participants and returns a row for each of the m malicious
+ones. With `full` knowledge it may use every update, with `own` those of the malicious clients only (which then stand
+in for everybody's). A single row has no spread: its standard deviation counts as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkin.errors import UsageError
+from fedkin.options import option, validated
+from fedkin.registry import Registry
+from fedkin.robust.rows import dots, gram
+
+Array = NDArray[Any]
+Knowledge = Literal["own", "full"]
+
+ATTACKS: Registry[type[Attack]] = Registry("attack")
+
+
+class Attack:
+    """Base of all attacks; `about` and `paper` are what `fedkin attacks` shows."""
+
+    about: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+
+
+class ReplyAttack(Attack):
+    def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
+        """Updates of all participants [n, D], who is malicious bool [n], to what the malicious ones send [m, D]."""
+        raise NotImplementedError
+
+
+class DataAttack(Attack):
+    def poison(self, x: Array, y: Array, classes: int, rank: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Changed copies of one malicious client's training samples; it is the `rank`-th malicious client."""
+        raise NotImplementedError
+
+
+def make_attack(name: str, options: Mapping[str, Any] | None = None) -> Attack:
+    """An attack by name, its options checked."""
+    return validated(ATTACKS[name], options or {}, f"attack {name!r}")
+
+
+def known(updates: Tensor, malicious: Tensor, knowledge: Knowledge) -> Tensor:
+    """The updates the attackers can see."""
+    return updates if knowledge == "full" else updates[malicious]
+
+
+def spread(rows: Tensor) -> Tensor:
+    """Unbiased standard deviation of every coordinate; zero for a single row."""
+    return rows.std(0) if len(rows) > 1 else torch.zeros_like(rows[0])
+
+
+def alike(row: Tensor, malicious: Tensor) -> Tensor:
+    """The same row from every malicious client."""
+    return row.expand(int(malicious.sum()), -1)
+
+
+# ---------------------------------------------------------------- replies
+
+
+@ATTACKS.register("sf")
+@dataclass(frozen=True)
+class SignFlip(ReplyAttack):
+    """d -> -d."""
+
+    about = "sign flip: the honest update backwards"
+    paper = "Li et al., AAAI 2019; FedCAP"
+
+    def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
+        return -updates[malicious]
+
+
+@ATTACKS.register("mr")
+@dataclass(frozen=True)
+class ModelReplacement(ReplyAttack):
+    """d -> n d."""
+
+    about = "model replacement: the honest update, blown up to outweigh the others"
+    paper = "Bagdasaryan et al., AISTATS 2020"
+    factor: float | None = option(None, "how many times longer (default: the number of participants)")
+
+    def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
+        return updates[malicious] * (len(updates) if self.factor is None else self.factor)
+
+
+@ATTACKS.register("gaussian")
+@dataclass(frozen=True)
+class Gaussian(ReplyAttack):
+    """d -> N(0, sigma^2), sigma the standard deviation of the honest update's coordinates."""
+
+    about = "noise instead of an update, of the same size"
+    paper = "FedCAP's code (Random)"
+    sigma: float | None = option(None, "standard deviation (default: that of the honest update)", above=0)
+
+    def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
+        honest = updates[malicious]
+        noise = torch.from_numpy(rng.standard_normal(honest.shape, np.float32)).to(honest)
+        return noise * (spread(honest.T)[:, None] if self.sigma is None else self.sigma)
+
+
+@ATTACKS.register("lie")
+@dataclass(frozen=True)
+class LIE(ReplyAttack):
+    """A little is enough: d = mu - z sigma in every coordinate (Algorithm 3)."""
+
+    about = "a little is enough: a small common shift that hides in the spread"
+    paper = "Baruch et al., NeurIPS 2019"
+    z: float | None = option(None, "standard deviations shifted (default: the paper's, from n and m)")
+
+    def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
+        seen = known(updates, malicious, knowledge)
+        z = lie_z(len(updates), int(malicious.sum())) if self.z is None else self.z
+        return alike(seen.mean(0) - z * spread(seen), malicious)
+
+
+def lie_z(n: int, m: int) -> float:
+    """z = Phi^-1((n - m - s) / (n - m)) with s = floor(n / 2) + 1 - m supporters to be won (at least one); 0.3 where
+    this is not positive."""
+    s = max(1, n // 2 + 1 - m)
+    below = (n - m - s) / max(1, n - m)
+    return NormalDist().inv_cdf(below) if below > 0.5 else 0.3
+
+
+class Envelope(ReplyAttack):
+    """d = mean + gamma p with the largest gamma at which d still lies within the others (Shejwalkar and Houmansadr,
+    section IV), p = -sigma as in FedCAP and Blades; gamma is doubled until d sticks out, then bisected."""
+
+    def within(self, to: Tensor, between: Tensor) -> bool:
+        """Given |d - d_i|^2 [n] and |d_i - d_j|^2 [n, n]: is d hidden?"""
+        raise NotImplementedError
+
+    def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
+        seen = known(updates, malicious, knowledge)
+        mean, towards = seen.mean(0), -spread(seen)
+        product, along, size = gram(seen, mean), dots(seen, mean, towards), float(towards.double().square().sum())
+        own = product.diagonal()
+        between = (own[:, None] + own - 2 * product).clamp(min=0)
+        gamma = largest(lambda g: self.within(own - 2 * g * along + g * g * size, between)) if size else 0.0
+        return alike(mean + gamma * towards, malicious)
+
+
+def largest(feasible: Callable[[float], bool], tolerance: float = 1e-5) -> float:
+    """The largest feasible number, to a relative tolerance, where all below it are feasible; 0 if none above is."""
+    low, high = 0.0, 1.0
+    while feasible(high) and high < 1e30:
+        low, high = high, 2 * high
+    while high - low > tolerance * low and high > 1e-30:
+        middle = (low + high) / 2
+        low, high = (middle, high) if feasible(middle) else (low, middle)
+    return low
+
+
+@ATTACKS.register("min-max")
+@dataclass(frozen=True)
+class MinMax(Envelope):
+    """max_i |d - d_i| <= max_ij |d_i - d_j| (FedCAP equation 9)."""
+
+    about = "as far off as the two most distant updates are from each other"
+    paper = "Shejwalkar and Houmansadr, NDSS 2021"
+
+    def within(self, to: Tensor, between: Tensor) -> bool:
+        return bool(to.max() <= between.max())
+
+
+@ATTACKS.register("min-sum")
+@dataclass(frozen=True)
+class MinSum(Envelope):
+    """sum_i |d - d_i|^2 <= max_i sum_j |d_i - d_j|^2 (FedCAP equation 10)."""
+
+    about = "as far off, summed over all, as the outermost update"
+    paper = "Shejwalkar and Houmansadr, NDSS 2021"
+    bound: Literal["max", "min"] = option("max", "compare with the outermost update (printed) or the innermost (code)")
+
+    def within(self, to: Tensor, between: Tensor) -> bool:
+        sums = between.sum(1)
+        return bool(to.sum() <= (sums.max() if self.bound == "max" else sums.min()))
+
+
+@ATTACKS.register("ipm")
+@dataclass(frozen=True)
+class IPM(ReplyAttack):
+    """Inner product manipulation: d = -epsilon mean(benign updates); with own knowledge, the mean of their own."""
+
+    about = "the mean of the benign updates backwards, blown up"
+    paper = "Xie et al., UAI 2019"
+    epsilon: float | None = option(None, "how many times longer (default: the number of participants)", above=0)
+
+    def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
+        benign = updates[malicious if knowledge == "own" or bool(malicious.all()) else ~malicious]
+        epsilon = len(updates) if self.epsilon is None else self.epsilon
+        return alike(-epsilon * benign.mean(0), malicious)
+
+
+@ATTACKS.register("nan")
+@dataclass(frozen=True)
+class NotANumber(ReplyAttack):
+    """d -> NaN: does anything crash, and is the client counted as failed?"""
+
+    about = "replies that are not numbers"
+
+    def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
+        return torch.full_like(updates[malicious], torch.nan)
+
+
+@ATTACKS.register("garbage")
+@dataclass(frozen=True)
+class Garbage(ReplyAttack):
+    """Random numbers of enormous size, or of the wrong shape."""
+
+    about = "enormous values, or replies of the wrong shape"
+    kind: Literal["huge", "shape"] = option("huge", "what is wrong with the reply")
+    size: float = option(1e15, "how large the values are", above=0)
+
+    def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
+        m, width = updates[malicious].shape
+        draw = rng.uniform(-self.size, self.size, (m, width + (self.kind == "shape")))
+        return torch.from_numpy(draw).to(updates)
+
+
+# ---------------------------------------------------------------- data
+
+
+@ATTACKS.register("lf")
+@dataclass(frozen=True)
+class LabelFlip(DataAttack):
+    """Training on wrong labels: (y + 1) mod C, C - 1 - y, or labels drawn at random."""
+
+    about = "label flip: training on wrong labels"
+    paper = "FedCAP (next), its code and Blades (mirror), Ditto (random)"
+    labels: Literal["next", "mirror", "random"] = option("next", "y+1 mod C, C-1-y, or at random")
+
+    def poison(self, x: Array, y: Array, classes: int, rank: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        if self.labels == "random":
+            return x.copy(), rng.integers(0, classes, y.shape, y.dtype)
+        return x.copy(), (y + 1) % classes if self.labels == "next" else classes - 1 - y
+
+
+@ATTACKS.register("input-noise")
+@dataclass(frozen=True)
+class InputNoise(DataAttack):
+    """x + N(0, sigma^2) on every training sample, labels kept. Bytes are pixels: sigma counts in units of 255."""
+
+    about = "noise on the training inputs"
+    paper = "C-PFL"
+    sigma: float = option(0.1, "standard deviation; C-PFL uses 0.1, 0.2 and 0.3", above=0)
+
+    def poison(self, x: Array, y: Array, classes: int, rank: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        if x.dtype.kind not in "uf":
+            raise UsageError("attack 'input-noise' needs pixels or numbers; these data are token ids")
+        noise = self.sigma * rng.standard_normal(x.shape, np.float32)
+        if x.dtype == np.uint8:
+            return np.clip(np.rint(x + 255 * noise), 0, 255).astype(np.uint8), y.copy()
+        return x + noise.astype(x.dtype), y.copy()
+
+
+def bars(shape: tuple[int, ...]) -> list[Array]:
+    """DBA's trigger for CIFAR: four bars of 1 x 6 pixels, as indices [pixels, 2] into the last two axes."""
+    if len(shape) < 2 or shape[-2] < 5 or shape[-1] < 15:
+        raise UsageError(f"the bars of the trigger need 5 x 15 pixels, a sample has {shape}: use trigger=patch")
+    return [np.array([[r, c] for c in range(a, a + 6)]) for r in (0, 4) for a in (0, 9)]
+
+
+def corner(shape: tuple[int, ...], size: int) -> list[Array]:
+    """A patch in the last corner in four pieces, as indices into the last two axes (the last one if there is one)."""
+    field = np.array(shape[-2:])
+    patch = np.indices(np.minimum(size, field)).reshape(len(field), -1).T
+    return np.array_split(field - 1 - patch, 4)
+
+
+@ATTACKS.register("backdoor")
+@dataclass(frozen=True)
+class Backdoor(DataAttack, ReplyAttack):
+    """A share of the samples carries a trigger and the target label. `distributed` gives every attacker one of four
+    pieces of the trigger; all of it is shown when the attack is judged. `scale` boosts the update: d -> scale d."""
+
+    about = "a trigger that makes the model answer with the target class"
+    paper = "BadNets, Gu et al. 2017; DBA, Xie et al., ICLR 2020; Bagdasaryan et al., AISTATS 2020"
+    target: int = option(0, "the class that the trigger stands for", low=0)
+    share: float = option(0.2, "share of each attacker's samples that is changed", above=0, high=1)
+    trigger: Literal["patch", "bars"] = option("patch", "a square in the last corner, or DBA's four bars")
+    size: int = option(3, "side of the patch", low=1)
+    distributed: bool = option(False, "every attacker knows a quarter of the trigger")
+    scale: float = option(1.0, "boost of the update; 0: the number of participants", low=0)
+
+    def triggered(self, x: Array, rank: int | None = None) -> Array:
+        """Copies that carry the trigger, or only attacker `rank`'s piece of it, at the largest value there is."""
+        pieces = bars(x.shape[1:]) if self.trigger == "bars" else corner(x.shape[1:], self.size)
+        where = np.concatenate(pieces) if rank is None or not self.distributed else pieces[rank % 4]
+        shown = x.copy()
+        shown[(..., *where.T)] = 255 if x.dtype == np.uint8 else x.max(initial=0)
+        return shown
+
+    def poison(self, x: Array, y: Array, classes: int, rank: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        if self.target >= classes:
+            raise UsageError(f"target={self.target}: the data have classes 0 to {classes - 1}")
+        chosen = rng.permutation(len(y))[: int(np.ceil(self.share * len(y)))]
+        x, y = x.copy(), y.copy()
+        x[chosen], y[chosen] = self.triggered(x, rank)[chosen], self.target
+        return x, y
+
+    def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
+        return updates[malicious] * (self.scale or len(updates))

@@ -1,0 +1,392 @@
+"""Aggregation rules that bear hostile rows: K rows in, one row out.
+
+A rule is a frozen dataclass of options that is called as the server's average: `rule(rows, weights, start)`. All
+rules go through `apply`, which rejects rows that are not finite (a row whose norm overflows float32 counts as such)
+and returns `start` when nothing is left; `Outcome` also says which rows had a say and how each was scored.
+
+A rule of your own implements `combine` for rows that are known to be finite:
+
+    @RULES.register("halfway")
+    @dataclass(frozen=True)
+    class Halfway(Rule):
+        def combine(self, rows, weights, start):
+            return Outcome((start + rows.mean(0)) / 2, everyone(rows))
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from scipy.cluster.hierarchy import cut_tree, linkage
+from scipy.spatial.distance import squareform
+from torch import Tensor
+
+from fedkin.compute import keys
+from fedkin.errors import UsageError
+from fedkin.options import option, validated
+from fedkin.registry import Registry
+from fedkin.robust.rows import ascending, dots, gram, lengths, mean_of, sorted_columns, squared_distances, step
+
+RULES: Registry[type[Rule]] = Registry("rule")
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The new row; which rows had a say, bool [K]; the rule's score of each row (NaN: rejected), if it scores."""
+
+    row: Tensor
+    used: Tensor
+    scores: Tensor | None = None
+
+
+class Rule:
+    """How rows become one although some of them lie."""
+
+    about: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+
+    def __call__(self, rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
+        return apply(self, rows, weights, start).row
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        """Finite rows [K, D] with K >= 1, weights [K], what the clients started from [D]."""
+        raise NotImplementedError
+
+
+def apply(rule: Rule, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+    """The rule on those rows that are finite; `start`, and nobody used, when there are none."""
+    flat = rows.reshape(len(rows), -1)
+    wide = flat.float() if flat.element_size() < 4 else flat
+    finite = torch.isfinite(torch.linalg.vector_norm(wide, dim=1))
+    if not finite.any():
+        return Outcome(start, finite)
+    every = bool(finite.all())
+    kept, share = (wide, weights) if every else (wide[finite], weights[finite])
+    found = rule.combine(kept, share.to(kept.dtype), start.reshape(-1).to(kept.dtype))
+    used = torch.zeros_like(finite).masked_scatter_(finite, found.used)
+    scores = found.scores
+    if scores is not None and not every:
+        scores = scores.new_full(finite.shape, torch.nan).masked_scatter_(finite, scores)
+    return Outcome(found.row.reshape(start.shape).to(start.dtype), used, scores)
+
+
+def make_rule(name: str, options: Mapping[str, Any] | None = None) -> Rule:
+    """A rule by name, its options checked."""
+    return validated(RULES[name], options or {}, f"rule {name!r}")
+
+
+def assumed(malicious: float, rows: int) -> int:
+    """f: a share of the rows below 1, otherwise a number; always less than `rows`."""
+    return min(int(rows * malicious + 1e-9) if malicious < 1 else int(malicious), rows - 1)
+
+
+def everyone(rows: Tensor) -> Tensor:
+    return torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+
+
+def lowest(scores: Tensor, count: int) -> Tensor:
+    """Which entries are the `count` lowest; the earlier one wins a tie."""
+    chosen = torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
+    chosen[scores.argsort(stable=True)[: max(1, count)]] = True
+    return chosen
+
+
+def _malicious() -> Any:
+    return option(0.3, "attackers assumed, f: a share of the rows if below 1, else how many", low=0)
+
+
+@RULES.register("mean")
+@dataclass(frozen=True)
+class Mean(Rule):
+    """sum_i n_i x_i / sum_i n_i."""
+
+    about = "the average by training samples; one hostile client moves it anywhere"
+    paper = "McMahan et al., AISTATS 2017"
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        return Outcome(mean_of(rows, weights), everyone(rows))
+
+
+@RULES.register("multi-krum")
+@dataclass(frozen=True)
+class MultiKrum(Rule):
+    """The plain mean of the q rows with the lowest scores; score_i = sum of the n - f - 2 smallest squared distances
+    to other rows (Blanchard et al., sections 4 and 5).
+
+    The guarantee needs 2f + 2 < n. Beyond that at least one neighbour counts; of one or two rows none is nearer to
+    the rest, and all are used."""
+
+    about = "the mean of the rows closest to their neighbours"
+    paper = "Blanchard et al., NeurIPS 2017"
+    malicious: float = _malicious()
+    keep: int | None = option(None, "rows averaged, q (default: n - f)", low=1)
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        n, f = len(rows), assumed(self.malicious, len(rows))
+        nearest = ascending(squared_distances(rows, start))
+        scores = nearest[:, 1 : 1 + max(1, n - f - 2)].sum(1)
+        used = lowest(scores, self.keep or n - f) if n > 2 else everyone(rows)
+        return Outcome(mean_of(rows, used.to(rows.dtype)), used, scores)
+
+
+@RULES.register("krum")
+@dataclass(frozen=True)
+class Krum(Rule):
+    """Multi-Krum with q = 1: the one row closest to its n - f - 2 nearest neighbours (one or two rows: their mean)."""
+
+    about = "the one row closest to its neighbours"
+    paper = "Blanchard et al., NeurIPS 2017"
+    malicious: float = _malicious()
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        return MultiKrum(self.malicious, keep=1).combine(rows, weights, start)
+
+
+@RULES.register("median")
+@dataclass(frozen=True)
+class Median(Rule):
+    """Coordinate-wise median; of an even number the mean of the middle two (`lower`: the lower, as in GAS's code)."""
+
+    about = "the median of every coordinate"
+    paper = "Yin et al., ICML 2018"
+    lower: bool = option(False, "of an even number take the lower middle value, not the mean of the two")
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        low, high = (len(rows) - 1) // 2, len(rows) // 2
+        row = torch.empty_like(start)
+        for columns, ordered in sorted_columns(rows):
+            row[columns] = ordered[:, low] if self.lower else (ordered[:, low] + ordered[:, high]) / 2
+        return Outcome(row, everyone(rows))
+
+
+@RULES.register("trimmed-mean")
+@dataclass(frozen=True)
+class TrimmedMean(Rule):
+    """Coordinate-wise mean without the q lowest and q highest values, q = floor(cut * f) but at most (n - 1) / 2,
+    where it is the median."""
+
+    about = "the mean of every coordinate without its extremes"
+    paper = "Yin et al., ICML 2018"
+    malicious: float = _malicious()
+    cut: float = option(1.0, "share of f dropped at either end; FedCAP's experiments use 0.5", low=0, high=1)
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        n = len(rows)
+        q = min(int(self.cut * assumed(self.malicious, n)), (n - 1) // 2)
+        row = torch.empty_like(start)
+        for columns, ordered in sorted_columns(rows):
+            row[columns] = ordered[:, q : n - q].mean(1)
+        return Outcome(row, everyone(rows))
+
+
+@RULES.register("rfa")
+@dataclass(frozen=True)
+class RFA(Rule):
+    """Geometric median by smoothed Weiszfeld (Algorithm 2): z <- sum_i b_i x_i / sum_i b_i with
+    b_i = n_i / max(nu, |x_i - z|), from the weighted mean.
+
+    z stays a weighted mean of the rows, so its distances follow from their Gram matrix and iterations cost next to
+    nothing. `scores` are the final weights."""
+
+    about = "the geometric median"
+    paper = "Pillutla et al., IEEE TSP 2022"
+    iterations: int = option(4, "at most this many Weiszfeld steps", low=1)
+    floor: float = option(1e-5, "smallest distance, nu", above=0)
+    tolerance: float = option(1e-6, "stop when the objective falls by less than this share", low=0)
+    per_tensor: bool = option(False, "a median for each tensor alone, as in FedCAP's experiments; needs bounds")
+    bounds: tuple[int, ...] = option((), "columns at which tensors begin, and the end; given by the run")
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        parts = _tensors(self.bounds, rows.shape[1]) if self.per_tensor else [slice(None)]
+        shares = [self._weigh(gram(rows[:, c], start[c]), weights).to(rows.dtype) for c in parts]
+        row = torch.cat([share @ rows[:, c] for share, c in zip(shares, parts, strict=True)])
+        return Outcome(row, everyone(rows), None if self.per_tensor else shares[0])
+
+    def _weigh(self, product: Tensor, weights: Tensor) -> Tensor:
+        alpha = weights.double() if weights.sum() > 0 else torch.ones_like(weights).double()
+        share, objective = alpha / alpha.sum(), torch.inf
+        for _ in range(self.iterations):
+            squared = product.diagonal() - 2 * product @ share + share @ product @ share
+            distance = squared.clamp(min=self.floor**2).sqrt()
+            before, objective = objective, float(alpha @ distance)
+            if before - objective <= self.tolerance * objective:
+                break
+            share = alpha / distance / (alpha / distance).sum()
+        return share
+
+
+def _tensors(bounds: tuple[int, ...], width: int) -> list[slice]:
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != width or any(np.diff(bounds) < 0):
+        raise UsageError(f"bounds={bounds}: give the columns at which tensors begin, from 0 up to the end, {width}")
+    return [slice(a, b) for a, b in pairwise(bounds)]
+
+
+@RULES.register("clustered")
+@dataclass(frozen=True)
+class Clustered(Rule):
+    """Two clusters of updates by complete linkage on 1 - cosine; the larger one is averaged by training samples.
+
+    An update without a direction (zero) is at the largest distance, 2. Of two equal clusters the one with the first
+    row is kept; one or two rows are all used."""
+
+    about = "the mean of the larger of two clusters"
+    paper = "Sattler et al., ICASSP 2020"
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        n = len(rows)
+        if n < 3:
+            return Outcome(mean_of(rows, weights), everyone(rows))
+        product = gram(rows, start)
+        norms = product.diagonal().sqrt()
+        distance = (1 - product / (norms[:, None] * norms)).nan_to_num(nan=2.0).clamp(0, 2).cpu().numpy()
+        label = cut_tree(linkage(squareform(distance, checks=False), "complete"), n_clusters=2)[:, 0]
+        larger = label == label[0] if 2 * (label == label[0]).sum() >= n else label != label[0]
+        used = torch.from_numpy(larger).to(rows.device)
+        return Outcome(mean_of(rows, weights * used if (weights * used).sum() > 0 else used.to(rows.dtype)), used)
+
+
+@RULES.register("fltrust")
+@dataclass(frozen=True)
+class FLTrust(Rule):
+    """start + sum_i TS_i d_i |g0| / |d_i| / sum_i TS_i with trust TS_i = ReLU(cos(d_i, g0)), where g0 is what the
+    server's own training on a small clean set gives (equations 2 to 4). Without any trust nothing moves.
+
+    FedCAP's experiments rescale the first tensor of each update only (`first_tensor_only`)."""
+
+    about = "updates weighed by their agreement with the server's own"
+    paper = "Cao et al., NDSS 2021"
+    first_tensor_only: bool = option(False, "rescale only the first tensor, a slip in FedCAP's code; needs bounds")
+    bounds: tuple[int, ...] = option((), "columns at which tensors begin, and the end; given by the run")
+    root: Tensor | Callable[[Tensor], Tensor] | None = field(
+        default=None, compare=False, repr=False, metadata={"help": "the server's update, or a way to it from start"}
+    )
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        if self.root is None:
+            raise UsageError("rule 'fltrust' needs the server's own update: give `root`, or choose another rule")
+        own = (self.root if isinstance(self.root, Tensor) else self.root(start)).to(rows)
+        size, norms = own.double().norm(), lengths(rows, start)
+        trust = (dots(rows, start, own) / (norms * size)).nan_to_num(nan=0.0).clamp(0, 1)
+        share = trust / (trust.sum() + 1e-9)
+        scaled = share * (size / norms).nan_to_num(nan=0.0, posinf=0.0)
+        row = step(rows, start, scaled)
+        if self.first_tensor_only:
+            rest = slice(_tensors(self.bounds, len(start))[0].stop, None)
+            row[rest] = step(rows[:, rest], start[rest], share)
+        return Outcome(row, trust > 0, trust)
+
+
+@RULES.register("norm-clip")
+@dataclass(frozen=True)
+class NormClip(Rule):
+    """start + sum_i n_i d_i min(1, limit / |d_i|) / sum_i n_i (Sun et al., section 4; without noise).
+
+    `scores` are the norms."""
+
+    about = "the average of updates cut to a length"
+    paper = "Sun et al., 2019"
+    limit: float | None = option(None, "longest update allowed (default: the median length of the round)", above=0)
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        norms = lengths(rows, start)
+        share = weights.double() if weights.sum() > 0 else torch.ones_like(norms)
+        factors = share / share.sum() * _clip(norms, self.limit)
+        return Outcome(step(rows, start, factors), everyone(rows), norms)
+
+
+@RULES.register("centred-clip")
+@dataclass(frozen=True)
+class CentredClip(Rule):
+    """v <- v + mean_i (x_i - v) min(1, radius / |x_i - v|), a few times, from what the clients started from
+    (Karimireddy et al., Algorithm 2). `scores` are the distances to the last v but one."""
+
+    about = "repeated clipping around the running centre"
+    paper = "Karimireddy et al., ICML 2021"
+    radius: float | None = option(None, "clipping radius, tau (default: the median distance at every step)", above=0)
+    iterations: int = option(3, "steps", low=1)
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        centre = start
+        for _ in range(self.iterations):
+            norms = lengths(rows, centre)
+            centre = step(rows, centre, _clip(norms, self.radius) / len(rows))
+        return Outcome(centre, everyone(rows), norms)
+
+
+def _clip(norms: Tensor, limit: float | None) -> Tensor:
+    """min(1, limit / norm)."""
+    longest = norms.quantile(0.5) if limit is None else torch.full_like(norms[0], limit)
+    return torch.where(norms > longest, longest / norms, torch.ones_like(norms))
+
+
+def _fresh(seed: int, what: str, rows: Tensor, start: Tensor) -> np.random.Generator:
+    """A generator that is new in every round without any memory: it follows from the seed and what is combined."""
+    content = (zlib.crc32(t.cpu().numpy().tobytes()) for t in (start, rows[0]))
+    return keys.generator(seed, what, *content)
+
+
+def _base(base: str | Rule, malicious: float) -> Rule:
+    if isinstance(base, Rule):
+        return base
+    takes = {f.name for f in fields(RULES[base])}  # type: ignore[arg-type]
+    return make_rule(base, {"malicious": malicious} if "malicious" in takes else {})
+
+
+@RULES.register("bucketing")
+@dataclass(frozen=True)
+class Bucketing(Rule):
+    """Rows in random order, plain means of `size` at a time, then a base rule on the means (Algorithm 1).
+
+    As a share, `malicious` is taken of the buckets (FedCAP); as a number it stays what it is (Karimireddy). A bucket
+    weighs as much as its rows together. The order is drawn anew from the seed and the round's content."""
+
+    about = "a base rule on means of random small groups"
+    paper = "Karimireddy et al., ICLR 2022"
+    size: int = option(2, "rows in a bucket, s", low=1)
+    base: str | Rule = option("multi-krum", "the rule that combines the buckets")  # noqa: RUF009
+    malicious: float = _malicious()
+    seed: int = option(0, "which random orders", low=0)
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        order = torch.from_numpy(_fresh(self.seed, "bucketing", rows, start).permutation(len(rows))).to(rows.device)
+        buckets = [order[at : at + self.size] for at in range(0, len(order), self.size)]
+        means = rows.new_empty(len(buckets), rows.shape[1])
+        for mean, bucket in zip(means, buckets, strict=True):
+            torch.mean(rows[bucket], 0, out=mean)
+        found = _base(self.base, self.malicious).combine(means, torch.stack([weights[b].sum() for b in buckets]), start)
+        of = torch.empty_like(order)
+        of[order] = torch.arange(len(order), device=rows.device) // self.size
+        return Outcome(found.row, found.used[of], None if found.scores is None else found.scores[of])
+
+
+@RULES.register("gas")
+@dataclass(frozen=True)
+class GAS(Rule):
+    """Gradient splitting: coordinates are dealt at random into p parts; score_i = sum over parts of the distance
+    between row i and the base rule's result there; the plain mean of the n - f rows with the lowest scores
+    (Liu et al., Algorithm 1)."""
+
+    about = "the rows closest to a base rule that looks at small parts of the model"
+    paper = "Liu et al., ICML 2023"
+    parts: int = option(1000, "parts of the model, p", low=1)
+    base: str | Rule = option("multi-krum", "the rule applied to every part")  # noqa: RUF009
+    malicious: float = _malicious()
+    seed: int = option(0, "which random parts", low=0)
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        n, width = rows.shape
+        base = _base(self.base, self.malicious)
+        order = torch.from_numpy(_fresh(self.seed, "gas", rows, start).permutation(width)).to(rows.device)
+        dealt, begin = rows.gather(1, order.expand_as(rows)), start[order]
+        scores = torch.zeros(n, dtype=torch.float64, device=rows.device)
+        parts = min(self.parts, width)
+        for part, centre in zip(dealt.tensor_split(parts, 1), begin.tensor_split(parts), strict=True):
+            scores += lengths(part, base.combine(part, weights, centre).row)
+        used = lowest(scores, n - assumed(self.malicious, n))
+        return Outcome(mean_of(rows, used.to(rows.dtype)), used, scores)

@@ -1,0 +1,397 @@
+"""The command line as a user meets it: exit codes, JSON, files and flags, errors in words, tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedkin.cli import app
+from fedkin.cli.console import plain, seconds, size, sparkline
+from fedkin.cli.flags import NOT_FLAGS, seeds_of
+from fedkin.cli.live import Cell, window
+from fedkin.config import Config
+from fedkin.data import PARTITIONS, SOURCES
+from fedkin.errors import FedKinError, UsageError
+from fedkin.methods import METHODS
+from fedkin.methods.fedavg import FedAvg
+from fedkin.models import MODELS
+
+TINY = ["--rounds", "2", "--epochs", "1", "--clients", "5", "--way", "each"]
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def answer(*words: str) -> Any:
+    """What `--json` printed: one object on standard output, nothing before or after it."""
+    outcome = call(*words, "--json")
+    assert outcome.exit_code == 0, outcome.output
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(outcome.stdout, parse_constant=refuse)
+
+
+def refused(code: int, *words: str) -> str:
+    outcome = call(*words)
+    assert outcome.exit_code == code, outcome.output
+    assert "Traceback" not in outcome.output
+    assert not outcome.stdout
+    return " ".join(outcome.stderr.split())
+
+
+@pytest.fixture
+def methods(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The registry, free to add to."""
+    monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
+    return METHODS
+
+
+# ------------------------------------------------------------ run
+
+
+def test_run_json_has_what_is_promised() -> None:
+    got = answer("run", "ditto", *TINY, "--set", "lam=0.25", "--seed", "3")
+    promised = {"method", "options", "seed", "accuracy", "best", "per_client", "history", "bytes", "seconds", "removed",
+                "failed", "run"}  # fmt: skip
+    assert promised <= set(got)
+    assert set(got["accuracy"]) == {"macro", "micro", "worst_decile", "std"}
+    assert (got["method"], got["seed"], got["options"]) == ("ditto", 3, {"lam": 0.25})
+    assert got["config"]["options"] == {"lam": 0.25}
+    assert len(got["history"]) == 2
+    assert len(got["per_client"]) == 5
+
+
+def test_numbers_that_do_not_exist_are_null() -> None:
+    got = answer("run", "fedavg", *TINY, "--test-share", "0")
+    assert got["accuracy"]["macro"] is None
+    assert plain({"a": [math.nan, 1.0, (math.inf,)]}) == {"a": [None, 1.0, [None]]}
+
+
+def test_run_prints_lines_while_it_runs_and_a_summary() -> None:
+    outcome = call("run", "fedper", *TINY)
+    assert outcome.exit_code == 0
+    lines = outcome.stderr.splitlines()
+    assert lines[0].startswith("fedper on digits · 5 clients, pathological:2 · mlp")
+    assert [line.split("  ")[0] for line in lines[1:]] == ["round 1/2", "round 2/2"]
+    assert all(word in lines[1] for word in ("loss", "accuracy", "worst decile", "down", "up", "failed", "removed"))
+    for word in ("macro", "micro", "worst decile", "last round (2)", "best round", "split", "received", "sent"):
+        assert word in outcome.stdout
+
+
+def test_every_field_of_config_is_a_flag() -> None:
+    text = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).stdout
+    for field in fields(Config):
+        if field.name not in NOT_FLAGS:
+            assert "--" + field.name.replace("_", "-") in text
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text('method = "ditto"\nrounds = 3\nclients = 5\nepochs = 1\nway = "each"\n[options]\nlam = 0.5\n')
+    got = answer("run", str(path), "--rounds", "1")
+    assert (got["method"], got["config"]["rounds"], got["config"]["clients"]) == ("ditto", 1, 5)
+    assert got["options"] == {"lam": 0.5}
+    assert answer("run", str(path), "--rounds", "1", "--set", "lam=2")["options"] == {"lam": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("roundss = 3", ["experiment.toml", "'roundss'", "'rounds'"]),
+        ("rounds = 2.5", ["experiment.toml", "rounds=2.5", "a whole number of at least 1"]),
+        ("rounds = ", ["not valid TOML"]),
+        ("options = 3", ["options=3"]),
+        ("[options]\nlamda = 1", ["'lamda'"]),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, says: list[str]) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text(text)
+    message = refused(2, "run", str(path))
+    assert all(word in message for word in says)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "fedavgg"], ["'fedavgg'", "'fedavg'"]),
+        (["run", "missing.toml"], ["missing.toml", "no such file"]),
+        (["run", "fedavg", "--roundz", "3"], ["--roundz", "--rounds"]),
+        (["run", "fedavg", "--rounds", "0"], ["rounds='0'", "a whole number of at least 1"]),
+        (["run", "fedavg", "--lr", "fast"], ["lr='fast'", "a number above 0"]),
+        (["run", "fedavg", "--optimiser", "sdg"], ["optimiser='sdg'", "sgd, adam"]),
+        (["run", "fedavg", "--data", "cifar"], ["'cifar'", "'cifar10'"]),
+        (["run", "fedavg", "--model", "cnn"], ["'cnn'", "'cnn-512'"]),
+        (["run", "fedavg", "--partition", "dirichlet"], ["dirichlet:ALPHA"]),
+        (["run", "fedavg", "--device", "tpu"], ["device='tpu'", "cpu, cuda"]),
+        (["run", "ditto", "--set", "lamb=1"], ["'lamb'", "'lam'"]),
+        (["run", "ditto", "--set", "lam=-1"], ["lam='-1'", "at least 0"]),
+        (["run", "ditto", "--set", "lam"], ["NAME=VALUE"]),
+        (["compare", "fedavg", "dito"], ["'dito'", "'ditto'"]),
+        (["compare", "fedavg", "fedavg"], ["twice"]),
+        (["compare", "fedavg", "ditto", "--set", "fedprox.mu=1"], ["'fedprox'", "fedavg"]),
+        (["compare", "fedavg", "ditto", "--set", "ditto.mu=1"], ["'mu'", "lam"]),
+        (["compare", "fedavg", "ditto", "--set", "mu=1"], ["'mu'", "lam"]),
+        (["compare", "fedavg", "--seeds", "none"], ["seeds='none'"]),
+        (["methods", "fedrap"], ["'fedrap'", "'fedrep'"]),
+        (["models", "resnet"], ["'resnet18'"]),
+        (["datasets", "minst"], ["'mnist'"]),
+        (["partitions", "dirichle"], ["'dirichlet'"]),
+        (["bench", "nothing-like-it"], ["'nothing-like-it'"]),
+        (["rum"], ["rum"]),
+    ],
+)
+def test_wrong_usage_is_exit_2_and_says_what_is_right(words: list[str], says: list[str]) -> None:
+    message = refused(2, *words)
+    missing = [word for word in says if word not in message]
+    assert not missing, message
+
+
+def test_missing_data_show_the_three_ways(tmp_path: Path) -> None:
+    for command in (["run", "fedavg"], ["compare", "fedavg", "local"], ["split"]):
+        message = refused(1, *command, "--data", "wisdm51", "--data-dir", str(tmp_path))
+        assert "Three ways" in message
+        assert all(way in message for way in ("1. put wisdm51.npz", "2. say where", "3. "))
+
+
+def test_a_method_that_fails_is_exit_1(methods: Any) -> None:
+    @methods.register("broken")
+    class Broken(FedAvg):
+        def round(self, fed: Any, cohort: Any) -> None:
+            raise FedKinError("the server lost its mind")
+
+    assert "the server lost its mind" in call("run", "broken", *TINY).stderr
+    assert call("run", "broken", *TINY).exit_code == 1
+    outcome = call("compare", "broken", "local", *TINY, "--json")
+    got = json.loads(outcome.stdout)
+    assert outcome.exit_code == 1
+    assert [cell["method"] for cell in got["cells"]] == ["local"]
+    assert got["failed"] == [{"method": "broken", "seed": 0, "error": "the server lost its mind"}]
+
+
+# ------------------------------------------------------------ compare
+
+
+def test_compare_json() -> None:
+    sets = ["--set", "ditto.lam=0.1", "--set", "mu=1"]
+    got = answer("compare", "fedavg", "ditto", "fedprox", *TINY, "--seeds", "2", *sets)
+    assert [(c["method"], c["seed"]) for c in got["cells"]] == [
+        ("fedavg", 0), ("ditto", 0), ("fedprox", 0), ("fedavg", 1), ("ditto", 1), ("fedprox", 1)
+    ]  # fmt: skip
+    options = {c["method"]: c["options"] for c in got["cells"]}
+    assert options == {"fedavg": {}, "ditto": {"lam": 0.1}, "fedprox": {"mu": 1.0}}
+    assert [(row["method"], row["seeds"]) for row in got["table"]] == [
+        ("fedavg", [0, 1]), ("ditto", [0, 1]), ("fedprox", [0, 1])
+    ]  # fmt: skip
+    assert len({c["split"] for c in got["cells"]}) == 2
+    assert got["failed"] == []
+
+
+def test_compare_agrees_with_run() -> None:
+    together = answer("compare", "local", "fedrep", *TINY, "--seed", "4")["cells"][1]
+    alone = answer("run", "fedrep", *TINY, "--seed", "4")
+    for key in ("accuracy", "split", "bytes", "per_client"):
+        assert together[key] == alone[key]
+
+
+def test_compare_prints_lines_and_a_table() -> None:
+    outcome = call("compare", "fedavg", "local", *TINY, "--seeds", "0,7")
+    assert outcome.exit_code == 0
+    assert "local seed 7  round 2/2" in outcome.stderr
+    for word in ("method", "macro", "micro", "worst decile", "best round", "sent", "received", "±", "2 seeds"):
+        assert word in outcome.stdout
+
+
+def test_compare_takes_settings_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text("rounds = 1\nclients = 5\nepochs = 1\n[options.ditto]\nlam = 0.75\n")
+    got = answer("compare", "local", "ditto", str(path))
+    assert [c["config"]["rounds"] for c in got["cells"]] == [1, 1]
+    assert got["cells"][1]["options"] == {"lam": 0.75}
+
+
+def test_the_data_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedkin.cli import grid
+
+    reads: list[str] = []
+    real = grid.load
+
+    def counting(name: str, data_dir: str | None = None) -> Any:
+        reads.append(name)
+        return real(name, data_dir)
+
+    monkeypatch.setattr(grid, "load", counting)
+    answer("compare", "local", "fedavg", *TINY, "--seeds", "2")
+    assert reads == ["digits"]
+
+
+def test_seeds() -> None:
+    assert seeds_of(None, 4) == [4]
+    assert seeds_of("3", 4) == [4, 5, 6]
+    assert seeds_of("0,9", 4) == [0, 9]
+    for wrong in ("0", "x", "1,1", "-1,2", ","):
+        with pytest.raises(UsageError):
+            seeds_of(wrong, 0)
+
+
+def test_demo_speaks_from_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedkin.cli import demo
+
+    monkeypatch.setattr(demo, "SETTINGS", {"rounds": 1, "epochs": 1, "clients": 5, "way": "each"})
+    outcome = call("demo")
+    assert outcome.exit_code == 0, outcome.output
+    for name in METHODS:
+        assert name in outcome.stdout
+    said = " ".join(outcome.stdout.split())
+    assert "One model for all (fedavg)" in said
+    assert "Training alone (local)" in said
+
+
+# ------------------------------------------------------------ lists
+
+
+@pytest.mark.parametrize(
+    ("command", "registry"),
+    [("methods", METHODS), ("models", MODELS), ("datasets", SOURCES), ("partitions", PARTITIONS)],
+)
+def test_lists_are_complete(command: str, registry: Any) -> None:
+    shown = call(command)
+    assert shown.exit_code == 0
+    assert all(name in shown.stdout for name in registry)
+    assert [entry["name"] for entry in answer(command)[command]] == list(registry)
+
+
+def test_one_method() -> None:
+    got = answer("methods", "fedrep")
+    assert {o["name"] for o in got["options"]} == {"head_epochs", "body_epochs"}
+    assert (got["shares"], got["private"]) == ("body", "the head")
+    whole, head = 878_538 * 4, 5_130 * 4
+    assert got["message"]["down"] == got["message"]["up"] == whole - head
+    assert answer("methods", "local")["message"]["down"] == 0
+    assert answer("methods", "fedavg", "--model", "mlp")["message"]["up"] == 394_634 * 4
+    shown = call("methods", "fedrep").stdout
+    for word in ("Collins et al.", "head_epochs", "a whole number of at least 1", "the head", "3.5 MB down"):
+        assert word in shown
+
+
+def test_one_model_and_one_partition() -> None:
+    got = answer("models", "cnn-512")
+    assert got["parameters"] == 878_538
+    assert got["head_module"] == "head"
+    assert "head.weight" in call("models", "cnn-512").stdout
+    assert "dirichlet:ALPHA[:LEAST_SAMPLES]" in call("partitions", "dirichlet").stdout
+
+
+def test_data_sets_say_whether_they_are_here(tmp_path: Path) -> None:
+    def here() -> dict[str, bool]:
+        return {e["name"]: e["here"] for e in answer("datasets", "--data-dir", str(tmp_path))["datasets"]}
+
+    before = here()
+    assert before["digits"]
+    assert not any(before[name] for name in ("cifar10", "mnist", "agnews", "ucihar"))
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz").touch()
+    (tmp_path / "ag_news_csv").mkdir()
+    (tmp_path / "ag_news_csv" / "train.csv").touch()
+    (tmp_path / "UCI HAR Dataset").mkdir()
+    after = here()
+    assert after["cifar10"]
+    assert after["mnist"]
+    assert after["ucihar"]
+    assert not after["agnews"]
+    assert "Three ways" in call("datasets", "wisdm51", "--data-dir", str(tmp_path)).stdout
+    assert "here" in call("datasets", "digits").stdout
+
+
+def test_split_shows_who_holds_what() -> None:
+    got = answer("split", "--clients", "10", "--validation-share", "0.1")
+    assert sum(sum(c["classes"]) for c in got["clients"]) == got["samples"] == 1797
+    assert all(sum(n > 0 for n in c["classes"]) == 2 for c in got["clients"])
+    assert all(c["train"] + c["validation"] + c["test"] == sum(c["classes"]) for c in got["clients"])
+    assert got["hash"] == answer("run", "local", *TINY, "--clients", "10", "--validation-share", "0.1")["split"]
+    shown = call("split", "--clients", "10").stdout
+    assert "client-9" in shown
+    assert "classes per client: 2 to 2" in shown
+
+
+def test_split_refuses_what_cannot_be() -> None:
+    assert "multiple of 5 clients" in refused(1, "split", "--clients", "7")
+    assert "--lr" in refused(2, "split", "--lr", "1")
+
+
+# ------------------------------------------------------------ the program itself
+
+
+def program(*words: str, **more: Any) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "fedkin", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, env=environment, **more)  # fmt: skip
+
+
+def test_version_and_exit_codes_of_the_program() -> None:
+    version, wrong = program("--version"), program("run", "nobody")
+    out, err = version.communicate()
+    assert (version.returncode, err) == (0, "")
+    assert out.startswith("fedkin ")
+    out, err = wrong.communicate()
+    assert (wrong.returncode, out) == (2, "")
+    assert "unknown method 'nobody'" in err
+
+
+def test_ctrl_c_ends_cleanly() -> None:
+    running = program("run", "local", "--rounds", "100000", "--clients", "5", "--way", "each")
+    assert running.stderr is not None
+    while "round 1/" not in running.stderr.readline():
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=20)
+    assert (running.returncode, out) == (130, "")
+    assert "Ctrl-C" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", [c.name for c in app.registered_commands])
+def test_every_command_shows_an_example(command: str) -> None:
+    outcome = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    assert outcome.exit_code == 0
+    assert f"fedkin {command}" in outcome.stdout.split("Example")[1]
+
+
+# ------------------------------------------------------------ small parts
+
+
+def test_numbers_for_people() -> None:
+    assert [size(n) for n in (0, 999, 1234, 99_900, 3_500_000, 2e15)] == [
+        "0 B", "999 B", "1.2 kB", "99.9 kB", "3.5 MB", "2000.0 TB"
+    ]  # fmt: skip
+    assert [seconds(s) for s in (1.25, 99.99, 125, 7320)] == ["1.2 s", "100.0 s", "2 min 05 s", "2 h 02 min"]
+
+
+def test_sparkline() -> None:
+    assert sparkline([0, 50, 100]) == "▁▅█"
+    assert sparkline([math.nan, 100.0]) == "█"
+    assert len(sparkline(list(range(100)), width=10)) == 10
+
+
+def test_a_long_grid_shows_the_part_at_work() -> None:
+    cells = [Cell(Config(seed=i), "done" if i < 50 else "waiting") for i in range(100)]
+    shown = [cell.config.seed for cell in window(cells, 10)]
+    assert len(shown) == 10
+    assert 50 in shown
+    assert window(cells[:3], 10) == cells[:3]

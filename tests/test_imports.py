@@ -1,0 +1,174 @@
+"""Layers point one way, and nothing is ever unpickled: read off the source, not off what happens to be imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "fedkin"
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "registry": {"errors"},
+    "options": {"errors"},
+    "layout": {"errors"},
+    "compute": {"errors", "layout"},
+    "cohort": {"errors", "layout", "compute"},
+    "federation": {"errors", "compute"},
+    "robust": {"errors", "registry", "options", "layout", "compute", "cohort", "federation"},
+    "privacy": {"errors", "registry", "options", "layout", "compute", "cohort", "federation"},
+    "methods": {"errors", "registry", "options", "layout", "compute", "cohort", "federation", "robust", "privacy"},
+    "engines": {"errors", "registry", "options", "layout", "compute", "cohort", "federation", "methods"},
+    "data": {"errors", "registry"},
+    "models": {"errors", "registry"},
+    "config": {"errors", "options", "compute"},
+}
+"""Layers not listed (run, api, the command line, reports) stand above these and may use them all."""
+
+
+def unit(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def sources() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def imported(tree: ast.AST, *, typing_too: bool = False) -> Iterator[str]:
+    """Dotted names of what a module imports from fedkin, wherever in the file."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not typing_too:
+            for other in node.orelse:
+                yield from imported(other)
+        elif isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.split(".")[0] == "fedkin")
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative import: write it out"
+            if node.module == "fedkin":
+                yield from (f"fedkin.{a.name}" for a in node.names)
+            elif node.module and node.module.startswith("fedkin."):
+                yield from (f"{node.module}.{a.name}" for a in node.names)
+        else:
+            yield from imported(node, typing_too=typing_too)
+
+
+def layer_violations(layer: str, tree: ast.AST) -> list[str]:
+    allowed = MAY_IMPORT.get(layer)
+    found = []
+    for name in imported(tree):
+        other = name.split(".")[1]
+        if allowed is not None and other != layer and other not in allowed:
+            found.append(name)
+        if other == "cli" and layer not in ("cli", "__main__"):
+            found.append(name)
+        if layer == "engines" and other == "methods" and _concrete(name):
+            found.append(name)
+    return found
+
+
+def _concrete(name: str) -> bool:
+    """fedkin.methods.ditto.Ditto is a method; fedkin.methods.METHODS and fedkin.methods.base.Method are not."""
+    parts = name.split(".")
+    return len(parts) > 2 and parts[2] != "base" and (ROOT / "methods" / f"{parts[2]}.py").exists()
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_layers_point_one_way(path: Path) -> None:
+    if path != ROOT / "__init__.py":
+        assert layer_violations(unit(path), ast.parse(path.read_text())) == []
+
+
+def test_the_local_engine_knows_methods_by_their_type_only() -> None:
+    tree = ast.parse((ROOT / "engines" / "local.py").read_text())
+    assert not [n for n in imported(tree) if n.startswith("fedkin.methods")]
+    assert set(imported(tree, typing_too=True)) >= {"fedkin.methods.base.Method"}
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        ("methods", "from fedkin.engines.local import LocalEngine"),
+        ("methods", "from fedkin.run import prepare"),
+        ("methods", "from fedkin import cli"),
+        ("methods", "def f():\n    import fedkin.data"),
+        ("methods", "from fedkin.config import Config"),
+        ("engines", "from fedkin.methods.ditto import Ditto"),
+        ("engines", "from fedkin.methods import ditto"),
+        ("robust", "from fedkin.methods import METHODS"),
+        ("data", "from fedkin.layout import Layout"),
+        ("models", "from fedkin.data import load"),
+        ("cohort", "from fedkin.federation import each"),
+        ("layout", "from fedkin.compute import keys"),
+        ("track", "from fedkin.cli.main import app"),
+    ],
+)
+def test_a_wrong_import_is_found(layer: str, text: str) -> None:
+    assert layer_violations(layer, ast.parse(text))
+
+
+def test_a_right_import_is_not() -> None:
+    fine = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from fedkin.run import Job\n"
+    assert layer_violations("methods", ast.parse(fine)) == []
+    assert layer_violations("engines", ast.parse("from fedkin.methods import METHODS, Method")) == []
+
+
+# ---------------------------------------------------------------- nothing is unpickled
+
+UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+UNSAFE_CALLS = {"torch.load", "eval", "exec", "pickle.load", "pickle.loads", "torch.hub.load", "yaml.load"}
+
+
+def unsafe(tree: ast.AST) -> list[str]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [f"import {a.name}" for a in node.names if a.name.split(".")[0] in UNSAFE_MODULES]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in UNSAFE_MODULES:
+            found.append(f"from {node.module} import")
+        elif isinstance(node, ast.ImportFrom) and node.module == "torch":
+            found += ["torch.load" for a in node.names if a.name == "load"]
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in UNSAFE_CALLS:
+                found.append(name)
+            for keyword in node.keywords:
+                risky = keyword.arg == "allow_pickle" and not (
+                    isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                )
+                found += ["allow_pickle"] if risky else []
+    return found
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_is_unpickled(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    if path == ROOT / "data" / "files.py":  # CIFAR comes as a pickle; it is read by an unpickler that refuses all names
+        assert unsafe(tree) == ["import pickle"]
+        uses = {ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute) and _of_pickle(n)}
+        assert uses <= {"pickle.Unpickler", "pickle.UnpicklingError"}
+        classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+        readers = [c for c in classes if "pickle.Unpickler" in map(ast.unparse, c.bases)]
+        assert len(readers) == 1
+        assert any(isinstance(f, ast.FunctionDef) and f.name == "find_class" for f in readers[0].body)
+    else:
+        assert unsafe(tree) == []
+
+
+def _of_pickle(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "pickle"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import pickle", "from pickle import loads", "torch.load(f)", "from torch import load", "eval(text)", "exec(text)",
+     "np.load(f, allow_pickle=True)", "np.load(f, allow_pickle=flag)", "import joblib"],
+)  # fmt: skip
+def test_unsafe_reading_is_found(text: str) -> None:
+    assert unsafe(ast.parse(text))
+
+
+def test_safe_reading_is_not() -> None:
+    assert unsafe(ast.parse("np.load(f, allow_pickle=False); module.eval(); json.load(f)")) == []
