@@ -23,7 +23,7 @@ from fedkin.config import make_config
 from fedkin.data import Dataset, Split
 from fedkin.federation import Answer, Faults, Masked, Tamper
 from fedkin.methods import METHODS, Method
-from fedkin.run import Job, prepare
+from fedkin.rounds import Job, prepare
 
 Kind = str | type[Method]
 FEATURES, CLASSES = 6, 4  # of the four classes only three occur

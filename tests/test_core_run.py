@@ -19,7 +19,7 @@ from fedkin.config import make_config
 from fedkin.data import Dataset, Split
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import Method
-from fedkin.run import Accuracy, Job, pick_device, pick_precision, prepare, run_config, summary
+from fedkin.rounds import Accuracy, Job, pick_device, pick_precision, prepare, run_config, summary
 
 # ---------------------------------------------------------------- evaluation, by hand
 

@@ -15,7 +15,7 @@ from fedkin.data import Dataset, Split
 from fedkin.errors import UsageError
 from fedkin.federation import Answer
 from fedkin.methods.c_pfl import CPFL, _lower_bound, _tally
-from fedkin.run import Job, prepare
+from fedkin.rounds import Job, prepare
 
 CLASSES = 4
 

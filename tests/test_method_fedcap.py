@@ -19,7 +19,7 @@ from fedkin.config import make_config
 from fedkin.federation import Answer, Clients, Federation, each
 from fedkin.methods.fedavg import FedAvg
 from fedkin.methods.fedcap import FedCAP, contributions, usual
-from fedkin.run import Job, prepare
+from fedkin.rounds import Job, prepare
 
 FIVE = (9, 6, 1, 5, 8)
 

@@ -20,7 +20,7 @@ from fedkin.errors import UsageError
 from fedkin.federation import Answer
 from fedkin.methods import mixture
 from fedkin.methods.pfedcs import PFedCS, PFedCSOptions, collaborators, mixing
-from fedkin.run import Job, prepare
+from fedkin.rounds import Job, prepare
 
 # ---------------------------------------------------------------- rows of distances
 

@@ -16,7 +16,7 @@ from fedkin.federation import Answer, Each, Federation, Masked, Replies, gate
 from fedkin.robust import Adversary, Detection, Rates, Verdict, Watched, detection, make_attack, make_rule
 from fedkin.robust.attacks import IPM, LIE, Backdoor, Garbage, Gaussian, InputNoise, LabelFlip, NotANumber, SignFlip
 from fedkin.robust.rules import MultiKrum
-from fedkin.run import Job, load_data, prepare
+from fedkin.rounds import Job, load_data, prepare
 
 IDS = np.arange(10)
 

@@ -1,19 +1,49 @@
 """FedKin: personalised federated learning that survives hostile clients."""
 
-from fedkin.api import compare, run
-from fedkin.cohort import Cohort, Keep, Model
-from fedkin.compute.losses import align, cross_entropy, guide
-from fedkin.compute.optim import SGD, Adam
-from fedkin.config import Config
-from fedkin.data import dirichlet, groups, iid, natural, pathological, shards
-from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.federation import Clients, Federation, each, weighted_mean
-from fedkin.layout import Layout
-from fedkin.methods import METHODS, Method, option
-from fedkin.models import MODELS
-from fedkin.run import Result
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedkin.api import compare, run
+    from fedkin.cohort import Cohort, Keep, Model
+    from fedkin.compute.losses import align, cross_entropy, guide
+    from fedkin.compute.optim import SGD, Adam
+    from fedkin.config import Config
+    from fedkin.data import dirichlet, groups, iid, natural, pathological, shards
+    from fedkin.errors import DataError, FedKinError, UsageError
+    from fedkin.federation import Clients, Federation, each, weighted_mean
+    from fedkin.layout import Layout
+    from fedkin.methods import METHODS, Method, option
+    from fedkin.models import MODELS
+    from fedkin.rounds import Result
 
 __version__ = "0.1.0"
+
+# Names are looked up when first used: importing torch takes seconds, and `fedkin --help` does not need it.
+_HOMES = {
+    "fedkin.api": ("compare", "run"),
+    "fedkin.cohort": ("Cohort", "Keep", "Model"),
+    "fedkin.compute.losses": ("align", "cross_entropy", "guide"),
+    "fedkin.compute.optim": ("SGD", "Adam"),
+    "fedkin.config": ("Config",),
+    "fedkin.data": ("dirichlet", "groups", "iid", "natural", "pathological", "shards"),
+    "fedkin.errors": ("DataError", "FedKinError", "UsageError"),
+    "fedkin.federation": ("Clients", "Federation", "each", "weighted_mean"),
+    "fedkin.layout": ("Layout",),
+    "fedkin.methods": ("METHODS", "Method", "option"),
+    "fedkin.models": ("MODELS",),
+    "fedkin.rounds": ("Result",),
+}
+_WHERE = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'fedkin' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
+
 
 __all__ = [
     "METHODS", "MODELS", "SGD", "Adam", "Clients", "Cohort", "Config", "DataError", "FedKinError", "Federation",

@@ -13,7 +13,7 @@ from fedkin.data import Dataset, Partition, Split, from_arrays, from_torch
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, Method
 from fedkin.registry import Registry
-from fedkin.run import Listener, Result, run_config, split_of, summary
+from fedkin.rounds import Listener, Result, run_config, split_of, summary
 
 
 def run(

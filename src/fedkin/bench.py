@@ -29,7 +29,7 @@ from fedkin.compute.ways import matmul_precision
 from fedkin.errors import unknown
 from fedkin.layout import Layout
 from fedkin.models import build
-from fedkin.run import pick_device, pick_precision
+from fedkin.rounds import pick_device, pick_precision
 
 Precision = Literal["fp32", "tf32", "bf16"]
 

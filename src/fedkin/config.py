@@ -6,11 +6,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedkin.compute.optim import SGD, Adam, Optimiser
 from fedkin.errors import UsageError
 from fedkin.options import option, validated
+
+if TYPE_CHECKING:
+    from fedkin.compute.optim import Optimiser
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Config:
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "the method's own options"})
 
     def optimiser_of(self) -> Optimiser:
+        from fedkin.compute.optim import SGD, Adam  # torch is slow to import, and `--help` needs only the fields
+
         if self.optimiser == "adam":
             if self.momentum:
                 raise UsageError(f"momentum={self.momentum} goes with optimiser sgd; adam has its own")

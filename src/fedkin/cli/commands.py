@@ -93,7 +93,7 @@ def run(
     in a table \\[options]), else from the defaults.
     """
     from fedkin.cli.live import run_screen
-    from fedkin.run import run_config
+    from fedkin.rounds import run_config
 
     config = run_config_of(target, settings, set_ or [])
     with run_screen(messages()) as listener:

@@ -16,7 +16,7 @@ from fedkin.config import Config
 from fedkin.data import Dataset, Split, load
 from fedkin.errors import FedKinError
 from fedkin.methods import METHODS
-from fedkin.run import Result, load_data, run_config, split_of, summary
+from fedkin.rounds import Result, load_data, run_config, split_of, summary
 
 
 @dataclass

@@ -20,7 +20,7 @@ from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method
 from fedkin.models import MODELS
 from fedkin.options import describe
-from fedkin.run import prepare
+from fedkin.rounds import prepare
 
 IMAGE: tuple[tuple[int, ...], int, int] = ((3, 32, 32), 10, 0)  # shape, classes, vocabulary
 TEXT: tuple[tuple[int, ...], int, int] = ((LENGTH,), 4, WORDS)

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fedkin.cli.console import ACCENT, percent, seconds, size, sparkline, table
 from fedkin.config import Config
-from fedkin.run import Event, Prepared, RoundRecord
+from fedkin.rounds import Event, Prepared, RoundRecord
 
 REFRESH = 8  # times a second
 HEADLINE_LINES = 7  # what a live table needs besides its rows
