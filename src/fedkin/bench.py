@@ -11,7 +11,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,10 +26,13 @@ from fedkin.compute.choice import Chooser
 from fedkin.compute.optim import SGD
 from fedkin.compute.program import trace
 from fedkin.compute.ways import matmul_precision
+from fedkin.config import make_config
+from fedkin.data import Dataset
 from fedkin.errors import unknown
 from fedkin.layout import Layout
+from fedkin.methods import METHODS
 from fedkin.models import build
-from fedkin.rounds import pick_device, pick_precision
+from fedkin.rounds import Job, pick_device, pick_precision, prepare, split_of
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
@@ -62,8 +65,10 @@ CASES: dict[str, Case] = {
     "emnist-1000": Case("memory: 1,000 clients of FedCAP's EMNIST network in chunks of 100, 1 epoch of 40 samples",
                         "fedcap-emnist", (1, 28, 28), 62, 1000, 10, 40, 1, loop=False, chunk=100),
 }  # fmt: skip
-BENCHES: dict[str, str] = {name: case.about for name, case in CASES.items()}
-ON_CPU = ("cnn-512", "fedcap-emnist", "emnist-1000")
+BENCHES: dict[str, str] = {name: case.about for name, case in CASES.items()} | {
+    "methods": "what methods cost beside FedAvg and FedBABU in the same run, and their server steps alone"
+}
+ON_CPU = ("cnn-512", "fedcap-emnist", "emnist-1000", "methods")
 ON_GPU = ("cnn-512", "cnn-512-100", "resnet18", "ragged")
 
 
@@ -72,10 +77,16 @@ def run_bench(
 ) -> list[dict[str, Any]]:
     """One row per case: seconds, milliseconds per client-step of both, the ratio, peak memory, agreement."""
     chosen = pick_device(device)
-    if what != "all" and what not in CASES:
-        raise unknown("benchmark", what, [*CASES, "all"])
+    if what != "all" and what not in BENCHES:
+        raise unknown("benchmark", what, [*BENCHES, "all"])
     names = [what] if what != "all" else list(ON_GPU if chosen.type == "cuda" else ON_CPU)
-    return [measure(name, chosen, pick_precision(precision, chosen), quick, way) for name in names]
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        if name == "methods":
+            rows += method_costs(chosen, quick)
+        else:
+            rows.append(measure(name, chosen, pick_precision(precision, chosen), quick, way))
+    return rows
 
 
 def measure(name: str, device: torch.device, precision: Precision, quick: bool, way: str) -> dict[str, Any]:
@@ -135,6 +146,49 @@ def measure(name: str, device: torch.device, precision: Precision, quick: bool, 
         row["wasted"] = 1 - graphs.waste.useful / max(graphs.waste.computed, 1)
     graphs.forget()
     return row
+
+
+def method_costs(device: torch.device, quick: bool) -> list[dict[str, Any]]:
+    """Rounds of two methods in turn on the same work, medians compared; and the server's part of a round."""
+    rounds = 2 if quick else 5
+    pairs = [("c-pfl", "fedbabu", 20, "cnn-512", 10), ("fedcap", "fedavg", 20, "fedcap-cifar", 10)]
+    rows = []
+    for name, beside, clients, model, classes in pairs:
+        jobs = [_method_job(m, clients, model, classes, 60, 5, device) for m in (name, beside)]
+        seconds = [[_round_seconds(job)[0] for job in jobs] for _ in range(rounds + 1)][1:]  # the first one warms up
+        mine, theirs = (statistics.median(column) for column in zip(*seconds, strict=True))
+        about = f"a round of {name} over one of {beside}, {clients} clients of {model}, 60 samples, 5 epochs"
+        rows.append({"case": f"{name}/{beside}", "about": about, "ratio": mine / theirs, "cohort_s": mine})
+    for name, clients, model, classes in (("fedcap", 20, "fedcap-cifar", 10), ("pfedcs", 100, "cnn-512", 100)):
+        job = _method_job(name, clients, model, classes, 10, 1, device)
+        server = [_round_seconds(job)[1] for _ in range(rounds + 2)][2:]
+        about = f"{name}'s server step, {clients} clients of {model}, {classes} classes"
+        rows.append({"case": f"{name} server", "about": about, "server_ms": 1e3 * statistics.median(server)})
+    return [{"device": str(device), "quick": quick, **row} for row in rows]
+
+
+def _method_job(
+    method: str, clients: int, model: str, classes: int, samples: int, epochs: int, device: torch.device
+) -> Job:
+    rng = np.random.default_rng(0)
+    count = clients * samples
+    x, y = rng.integers(0, 256, (count, *CIFAR), dtype=np.uint8), rng.integers(0, classes, count)
+    data = Dataset("bench", x, y, classes)
+    settings = {"method": method, "clients": clients, "model": model, "partition": "iid", "epochs": epochs,
+                "rounds": 1000, "test_share": 0.1, "device": str(device)}  # fmt: skip
+    config = make_config(settings)
+    return prepare(config, data=(data, split_of(replace(config, validation_share=METHODS[method].holdout), data)))
+
+
+def _round_seconds(job: Job) -> tuple[float, float]:
+    """Seconds of one round without evaluation, and of that the server's own part."""
+    before = len(job.fed.exchanges)
+    begin = time.perf_counter()
+    job.method.round(job.fed, job.fed.sample(1.0))
+    _sync(job.site.source.device)
+    whole = time.perf_counter() - begin
+    job.fed.round += 1
+    return whole, whole - sum(e.seconds for e in job.fed.exchanges[before:])
 
 
 def _site(

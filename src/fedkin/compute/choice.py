@@ -84,7 +84,7 @@ def _signature(work: Work) -> str:
     rows = 1 << (len(work.rows) - 1).bit_length()
     terms = "+".join(t.name for t in work.terms)
     parts = [
-        platform.processor() or platform.machine(), f"torch{torch.__version__}", f"{cores()}c", work.rows.device.type,
+        platform.node(), platform.machine(), f"torch{torch.__version__}", f"{cores()}c", work.rows.device.type,
         f"{rows}rows", f"b{work.plan.table.shape[2]}", type(work.opt).__name__, terms, work.precision,
         str(len(work.learn)), shape,
     ]  # fmt: skip

@@ -28,6 +28,7 @@ from fedkin.compute.tape import Tape
 from fedkin.layout import Layout
 
 Precision = Literal["fp32", "tf32", "bf16"]
+WORTH_SHARING = 4_000_000  # multiplications in a step below which more than one thread only costs
 WAYS = ("each", "threads", "batched", "graph", "compiled")
 
 
@@ -394,12 +395,13 @@ def run_way(way: str, work: Work) -> Tensor:
 
 
 def _run_way(way: str, work: Work) -> Tensor:
-    if way == "each":
-        return each(work)
     if way == "threads":
         return each(work, workers=min(cores(), len(work.rows)))
-    if way == "batched":
-        return batched(work)
+    if way in ("each", "batched"):
+        rows = 1 if way == "each" else len(work.rows)
+        small = rows * work.plan.table.shape[2] * work.layout.width < WORTH_SHARING
+        with intra_op_threads(1 if small else torch.get_num_threads()):
+            return each(work) if way == "each" else batched(work)
     from fedkin.compute import graphs
 
     return graphs.train(work, compiled=way == "compiled")
