@@ -14,7 +14,8 @@ from fedkin.config import make_config
 from fedkin.data import Dataset, Split
 from fedkin.errors import UsageError
 from fedkin.federation import Answer
-from fedkin.methods.c_pfl import CPFL, _lower_bound, _tally
+from fedkin.methods.c_pfl import CPFL
+from fedkin.methods.committee import lower_bound, tally
 from fedkin.rounds import Job, prepare
 
 CLASSES = 4
@@ -77,15 +78,15 @@ def on(phase: str, change: Callable[[int, torch.Tensor], torch.Tensor], reply: s
 def test_bound_is_the_lower_end_of_a_one_sided_t_interval(k: int) -> None:
     scores = torch.rand(k, dtype=torch.float64)
     low, _ = stats.t.interval(0.90, k - 1, loc=scores.numpy().mean(), scale=stats.sem(scores.numpy()))
-    assert _lower_bound(scores, 0.05) == pytest.approx(low, abs=1e-12)
+    assert lower_bound(scores, 0.05) == pytest.approx(low, abs=1e-12)
 
 
 def test_bound_of_one_or_of_equal_scores_is_that_score() -> None:
-    assert _lower_bound(torch.tensor([0.3], dtype=torch.float64), 0.05) == 0.3
+    assert lower_bound(torch.tensor([0.3], dtype=torch.float64), 0.05) == 0.3
     for k in range(2, 12):
         for percent in range(100):  # some of these means round up
             equal = torch.full((k,), percent / 100, dtype=torch.float64)
-            assert bool((equal >= _lower_bound(equal, 0.5)).all())
+            assert bool((equal >= lower_bound(equal, 0.5)).all())
 
 
 def votes(table: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,17 +99,17 @@ def votes(table: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
 def test_votes_by_mean_median_and_middle_third(members: int) -> None:
     table = np.random.default_rng(members).random((members, 7))
     args = votes(table.tolist())
-    np.testing.assert_allclose(_tally(*args, "mean"), table.mean(0), rtol=1e-7)
-    np.testing.assert_allclose(_tally(*args, "median"), np.median(table, 0), rtol=1e-6)
+    np.testing.assert_allclose(tally(*args, "mean"), table.mean(0), rtol=1e-7)
+    np.testing.assert_allclose(tally(*args, "median"), np.median(table, 0), rtol=1e-6)
     if members == 3:
-        np.testing.assert_allclose(_tally(*args, "trimmed"), np.sort(table, 0)[1], rtol=1e-7)
+        np.testing.assert_allclose(tally(*args, "trimmed"), np.sort(table, 0)[1], rtol=1e-7)
     if members == 6:
-        np.testing.assert_allclose(_tally(*args, "trimmed"), np.sort(table, 0)[2:4].mean(0), rtol=1e-7)
+        np.testing.assert_allclose(tally(*args, "trimmed"), np.sort(table, 0)[2:4].mean(0), rtol=1e-7)
 
 
 def test_missing_votes_are_left_out_and_no_vote_is_no_score() -> None:
     nan = float("nan")
-    found = _tally(*votes([[0.2, nan, nan], [0.6, 0.5, nan], [nan, 0.7, nan]]), "mean")
+    found = tally(*votes([[0.2, nan, nan], [0.6, 0.5, nan], [nan, 0.7, nan]]), "mean")
     np.testing.assert_allclose(found[:2], [0.4, 0.6])
     assert bool(found[2].isnan())
 
@@ -118,15 +119,15 @@ def test_balanced_score_by_hand() -> None:
     count = torch.tensor([[[2, 0, 0]], [[4, 10, 0]], [[100, 0, 0]]], dtype=torch.float64)
     right = torch.tensor([[[1, 0, 0]], [[4, 9, 0]], [[25, 0, 0]]], dtype=torch.float64)
     class0 = (2 * 0.5 + 4 * 1.0 + 4 * 0.25) / 10
-    np.testing.assert_allclose(_tally(right, count, "mean"), [(class0 + 0.9) / 2])
-    np.testing.assert_allclose(_tally(right, count, "median"), [(0.5 + 0.9) / 2], rtol=1e-6)
+    np.testing.assert_allclose(tally(right, count, "mean"), [(class0 + 0.9) / 2])
+    np.testing.assert_allclose(tally(right, count, "median"), [(0.5 + 0.9) / 2], rtol=1e-6)
 
 
 def test_balanced_does_not_reward_having_the_committees_classes() -> None:
     """Two members full of class 0, one of class 1: a body that knows only class 0 must not beat its mirror image."""
     count = torch.tensor([[20, 0], [20, 0], [0, 20]], dtype=torch.float64)[:, None].expand(3, 2, 2)
     right = torch.stack([count[:, 0] * torch.tensor([1.0, 0.0]), count[:, 0] * torch.tensor([0.0, 1.0])], 1)
-    np.testing.assert_allclose(_tally(right, count, "mean"), [0.5, 0.5])
+    np.testing.assert_allclose(tally(right, count, "mean"), [0.5, 0.5])
 
 
 # ------------------------------------------------------------ rounds
@@ -233,7 +234,7 @@ def test_when_nothing_passes(on_empty: str, passed: str, threshold: str) -> None
     run = job({"tau0": 1.0, "on_empty": on_empty, "threshold": threshold, "committee_trains": True, "committee": 8})
     me, scores = server(run), torch.tensor(list(share.values()), dtype=torch.float64)
     accepted = me.qualified(run.fed, scores)
-    bound = _lower_bound(scores, 0.05)
+    bound = lower_bound(scores, 0.05)
     want = {"bound": scores >= bound, "none": scores > 2, "half": scores >= 0.39}[passed]
     assert accepted.tolist() == want.tolist()
     assert me.tau == (bound if on_empty == "relax" and threshold == "ci" else 1.0)

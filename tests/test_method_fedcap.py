@@ -18,7 +18,8 @@ from fedkin.compute import keys
 from fedkin.config import make_config
 from fedkin.federation import Answer, Clients, Federation, each
 from fedkin.methods.fedavg import FedAvg
-from fedkin.methods.fedcap import FedCAP, contributions, usual
+from fedkin.methods.fedcap import FedCAP
+from fedkin.methods.similarity import contributions, usual
 from fedkin.rounds import Job, prepare
 
 FIVE = (9, 6, 1, 5, 8)

@@ -72,6 +72,22 @@ def test_updates_count_from_what_was_received() -> None:
         assert torch.equal(got[bad], -sent[bad])
 
 
+def test_what_is_called_an_update_is_one_already() -> None:
+    """FedCAP sends updates as long as the model it received."""
+    adversary = Adversary(SignFlip(), 10)
+    bad, sent, own = adversary.malicious(), reply(), reply(2)
+    got = tensor(tampered(adversary, Answer(IDS, {"update": sent}), model=Each(own)).replies["update"])
+    assert torch.equal(got[bad], -sent[bad])
+    config = make_config({"method": "fedcap", "clients": 6, "rounds": 1, "epochs": 1, "partition": "iid",
+                          "malicious": 0.5, "samples_per_client": 20})  # fmt: skip
+    norms = []
+    for attack in ("none", "sf"):  # a sign flip is as long as the honest update: nobody is removed for it
+        job = prepare(dataclasses.replace(config, attack=attack))
+        job.advance()
+        norms.append(next(n.value for n in job.fed.notes if n.name == "norms"))
+    assert torch.allclose(*norms)
+
+
 def test_each_row_belongs_to_the_client_that_answered() -> None:
     adversary = Adversary(SignFlip(), 10)
     own, answered = reply(2), np.array([1, 2, 4, 5, 7, 8, 9])
@@ -137,7 +153,7 @@ def test_knowledge_is_passed_on() -> None:
         assert torch.allclose(got[bad], -seen.mean(0).expand(3, -1), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["scores", "votes", "correct"])
+@pytest.mark.parametrize("name", ["scores", "votes", "correct", "right"])
 def test_lies_about_votes(name: str) -> None:
     adversary = Adversary(LabelFlip(), 10, lie_about_votes=True)
     bad = adversary.malicious()
@@ -152,6 +168,8 @@ def test_lies_about_votes(name: str) -> None:
     assert lied(torch.tensor([[3, 8, 4]]).expand(10, 3))[0].tolist() == [8, 3, 7]
     assert lied(torch.tensor([[True, False]]).expand(10, 2))[0].tolist() == [False, True]
     assert lied(torch.full((10,), 0.2)).tolist() == pytest.approx([0.8] * 3)
+    by_class = torch.tensor([[[1, 9], [3, 8], [2, 4]]]).expand(10, 3, 2)  # three bodies, two classes
+    assert lied(by_class)[0].tolist() == [[3, 4], [1, 5], [2, 9]]
     missing = lied(torch.tensor([[0.1, float("nan"), 0.9]]).expand(10, 3))[0]
     assert missing.isnan().tolist() == [False, True, False]
     assert missing[[0, 2]].tolist() == pytest.approx([0.9, 0.1])
@@ -167,6 +185,51 @@ def test_the_gate_counts_senders_of_nonsense_as_failed(attack: NotANumber | Garb
     assert len(tensor(kept.replies["count"])) == len(kept.ids)
     benign = tensor(kept.replies["count"])[np.isin(kept.ids, list(reasons), invert=True)]
     assert benign.tolist() == np.flatnonzero(~adversary.malicious()).tolist()
+
+
+class Lone:
+    """An engine as on a network: it stacks what came, whatever it is."""
+
+    def __init__(self) -> None:
+        self.width = 3
+
+    def call(self, ids: np.ndarray, function: str, message: object, round: int, horizon: int) -> Answer:
+        return Answer(ids, {"model": torch.zeros(len(ids), self.width)})
+
+
+def train() -> None:
+    """Stands for a client function: only its name matters here."""
+
+
+def test_a_lone_reply_is_judged_by_what_a_majority_sent_before() -> None:
+    engine = Lone()
+    fed = Federation(engine, np.ones(4, np.int64))
+    engine.width = 5
+    assert len(fed.ask(fed.all[:1], train, x=torch.zeros(2))) == 1  # nothing is known yet, and one alone sets nothing
+    engine.width = 3
+    assert len(fed.ask(fed.all, train, x=torch.zeros(2))) == 4
+    assert len(fed.ask(fed.all[:1], train, x=torch.ones(2))) == 1
+    engine.width = 5
+    assert len(fed.ask(fed.all[1:2], train, x=torch.zeros(2))) == 0
+    assert fed.failures[-1].reason == "'model' has shape [5] instead of [3]"
+    assert len(fed.ask(fed.all[:1], train, x=torch.zeros(9))) == 1  # another message may have another answer
+    assert len(fed.ask(fed.all[:2], train, x=torch.zeros(2))) == 2  # two that agree may know something new
+
+
+def test_a_lone_reply_of_the_wrong_kind_does_not_reach_a_method() -> None:
+    config = dataclasses.replace(RUN, rounds=2, participation=0.3)
+
+    def tamper(ids: np.ndarray, phase: str, message: object, answer: Answer, round: int) -> Answer:
+        if round == 0:
+            return answer
+        return Answer(answer.ids[:1], {n: tensor(v)[:1, :-1] for n, v in answer.replies.items()})
+
+    job = prepare(config, tamper=tamper)
+    job.advance()
+    before = job.method.model.clone()
+    job.advance()
+    assert torch.equal(job.method.model, before)
+    assert "instead of" in job.fed.failures[-1].reason
 
 
 # ---------------------------------------------------------------- data

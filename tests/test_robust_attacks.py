@@ -16,6 +16,7 @@ from fedkin.robust import ATTACKS, RULES, DataAttack, ReplyAttack, make_attack, 
 from fedkin.robust.attacks import (
     IPM,
     LIE,
+    Adaptive,
     Backdoor,
     Garbage,
     Gaussian,
@@ -29,7 +30,7 @@ from fedkin.robust.attacks import (
     largest,
     lie_z,
 )
-from fedkin.robust.rules import FLTrust
+from fedkin.robust.rules import FLTrust, Mean, MultiKrum, Rule, apply
 
 cases = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10_000)
@@ -149,6 +150,85 @@ def test_largest_feasible(limit: float) -> None:
     assert largest(lambda g: g <= limit) == pytest.approx(limit, rel=2e-5)
     assert largest(lambda g: g <= limit) <= limit
     assert largest(lambda g: False) == 0
+
+
+def received(updates: Tensor, malicious: Tensor, row: np.ndarray) -> Tensor:
+    rows = updates.clone()
+    rows[malicious] = torch.from_numpy(row).float()
+    return rows
+
+
+@pytest.mark.parametrize("knowledge", ["full", "own"])
+@given(seed=seeds, t_norm=st.sampled_from([0.01, 1.0, 1000.0]))
+@cases
+def test_adaptive_is_as_long_as_norm_detection_allows(knowledge: Knowledge, seed: int, t_norm: float) -> None:
+    updates, malicious = draw(seed)
+    sent = send(Adaptive("norm", t_norm=t_norm), updates, malicious, knowledge)
+    benign = updates[~malicious if knowledge == "full" else malicious].double().numpy().mean(0)
+    assert (sent == sent[0]).all()
+    assert np.linalg.norm(sent[0]) <= t_norm < 1.01 * np.linalg.norm(sent[0])
+    close(sent[0] / np.linalg.norm(sent[0]), -benign / np.linalg.norm(benign))
+
+
+@pytest.mark.parametrize("direction", ["mean", "spread"])
+@pytest.mark.parametrize("spec", ["multi-krum", "krum:malicious=0.2", "clustered", "gas:parts=3;malicious=3"])
+@given(seed=seeds)
+@cases
+def test_adaptive_goes_to_the_edge_of_what_a_rule_uses(spec: str, direction: str, seed: int) -> None:
+    updates, malicious = draw(seed)
+    updates += 1  # the benign go the same way, and -mean is another one
+    name, _, options = spec.partition(":")
+    rule = make_rule(name, dict(o.split("=") for o in options.split(";") if o))
+    benign = updates[~malicious].double().numpy()
+    p = -benign.mean(0) if direction == "mean" else -benign.std(0, ddof=1)
+    sent = send(make_attack("adaptive", {"against": spec, "direction": direction, "most": 100}), updates, malicious)
+    g = (sent[0] - benign.mean(0)) @ p / (p @ p)
+
+    def theirs(g: float) -> tuple[int, int]:
+        used = apply(rule, received(updates, malicious, benign.mean(0) + g * p), torch.ones(10), torch.zeros(17)).used
+        return int(used[malicious].sum()), min(3, int(used.sum()))
+
+    assert 0 < g <= 100
+    if name != "gas":  # deals coordinates by what it receives: nearly the same row can fare otherwise
+        assert theirs((1 - 1e-3) * g)[0] == theirs((1 - 1e-3) * g)[1]
+        assert g > 99 or theirs(1.01 * g)[0] < theirs(1.01 * g)[1]
+
+
+def harm(rule: Rule, rows: Tensor, benign: Tensor) -> float:
+    """How far the result falls short of the benign mean, along it."""
+    mean = benign.mean(0)
+    return float((mean - rule(rows, torch.ones(len(rows)), torch.zeros_like(mean))) @ mean / mean.norm())
+
+
+@pytest.mark.parametrize("rule", [Mean(), MultiKrum()], ids=str)
+@given(seed=seeds)
+@cases
+def test_adaptive_harms_more_than_lie(rule: Rule, seed: int) -> None:
+    updates, malicious = draw(seed)
+    benign = updates[~malicious]
+    worse, lie = (
+        harm(rule, received(updates, malicious, send(a, updates, malicious)), benign) for a in (Adaptive(rule), LIE())
+    )
+    assert worse > lie
+
+
+@given(seed=seeds, cosine=st.sampled_from([-0.2, 0.3, 0.8]))
+@cases
+def test_adaptive_looks_like_the_mean_to_a_committee(seed: int, cosine: float) -> None:
+    updates, malicious = draw(seed)
+    mean = updates[~malicious].double().numpy().mean(0)
+    sent = send(Adaptive("committee", cosine=cosine), updates, malicious)[0]
+    assert np.linalg.norm(sent) == pytest.approx(np.linalg.norm(mean), rel=1e-5)
+    away = -updates[~malicious].double().numpy().std(0, ddof=1)
+    furthest = away @ mean / np.linalg.norm(away) / np.linalg.norm(mean)  # it turns to minus the spread, not beyond
+    assert sent @ mean / np.linalg.norm(mean) ** 2 == pytest.approx(max(cosine, furthest), abs=1e-4)
+
+
+def test_adaptive_says_at_once_what_it_does_not_know() -> None:
+    with pytest.raises(UsageError, match="multi-krum"):
+        make_attack("adaptive", {"against": "multikrum"})
+    with pytest.raises(UsageError, match="malicious"):
+        make_attack("adaptive", {"against": "krum:malicious=x"})
 
 
 def test_garbage() -> None:

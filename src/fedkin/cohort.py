@@ -69,7 +69,8 @@ class Keep:
 
 
 class Store:
-    """What clients keep, one row each; made when first written to."""
+    """What clients keep, one row each; made when first written to. A row that is not finite is not kept: whoever sends
+    a model on which training diverges cannot break what a client has."""
 
     def __init__(self, clients: int, keeps: Mapping[str, Keep], layout: Layout, initial: Tensor) -> None:
         self.clients, self.keeps, self._layout, self._initial = clients, dict(keeps), layout, initial
@@ -87,7 +88,11 @@ class Store:
             raise UsageError(f"kept {name!r} has shape {tuple(first.shape)} per client, got {tuple(rows.shape)}")
         if name not in self.tensors:
             self.tensors[name] = first.expand(self.clients, *first.shape).clone()
-        self.tensors[name][torch.from_numpy(ids).to(self._initial.device)] = rows.detach().to(first.dtype)
+        at, new = torch.from_numpy(ids).to(self._initial.device), rows.detach().to(first.dtype)
+        if new.is_floating_point() and new.numel():
+            sound = torch.isfinite(new.abs().reshape(len(ids), -1).amax(1))
+            new = new.where(sound.view(-1, *[1] * first.dim()), self.tensors[name][at])
+        self.tensors[name][at] = new
 
     def _first(self, name: str) -> Tensor:
         if name not in self.keeps:

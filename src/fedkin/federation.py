@@ -248,6 +248,7 @@ class Federation:
         self.failures: list[Failure] = []
         self.exchanges: list[Exchange] = []
         self.notes: list[Note] = []
+        self._right: dict[object, Spec] = {}  # what a majority has answered to a kind of message
 
     @property
     def all(self) -> Clients:
@@ -295,7 +296,10 @@ class Federation:
         reasons = dict(answer.failed)
         reasons |= {int(c): "dropped out" for c in ids[dropped]}
         reasons |= {int(c): "reply came too late" for c in ids[late & ~dropped]}
-        kept, bad = gate(answer)
+        kind = (phase, tuple((k, _kind(v)) for k, v in message.items()))
+        kept, bad = gate(answer, self._right.get(kind))
+        if len(kept.ids) > max(1, len(kept.odd)):  # two at least, and more than disagree
+            self._right[kind] = _spec(kept.replies)
         reasons |= {c: why for c, why in bad.items() if c not in reasons}
         for client, reason in sorted(reasons.items()):
             self.failures.append(Failure(client, self.round, phase, reason))
@@ -339,14 +343,22 @@ def _unpack(answer: Answer, good: np.ndarray[Any, Any]) -> tuple[dict[str, Tenso
     return values, masks, up
 
 
-def gate(answer: Answer) -> tuple[Answer, dict[int, str]]:
+Spec = dict[str, tuple[tuple[int, ...], torch.dtype, bool]]
+"""Shape, type and whether it comes under a mask, of every tensor that one client sends."""
+
+
+def gate(answer: Answer, right: Spec | None = None) -> tuple[Answer, dict[int, str]]:
     """The right names, shapes and types, finite, within the size limit; otherwise the client failed, and here is why.
 
-    What is right is what the largest group of identical replies looks like; engines deliver that group stacked."""
+    What is right is what the largest group of identical replies looks like; engines deliver that group stacked. A
+    group of one has no say where it is known from before what is `right`."""
     bad: dict[int, str] = {}
-    expected = {k: _shape(v) for k, v in answer.replies.items()}
+    expected = _spec(answer.replies)
+    if right is not None and len(answer.ids) < 2 and expected != right:
+        bad = dict.fromkeys(answer.ids.tolist(), _difference(expected, right))
+        expected = right
     for client, reply in answer.odd.items():
-        bad[client] = _difference(reply, expected)
+        bad[client] = _difference(_spec(reply, stacked=False), expected)
     for name, value in answer.replies.items():
         tensor = value.values if isinstance(value, Masked) else value
         size = tensor[0].numel() * tensor.element_size() if len(tensor) else 0
@@ -363,19 +375,23 @@ def gate(answer: Answer) -> tuple[Answer, dict[int, str]]:
     return answer, bad
 
 
-def _shape(value: Tensor | Masked) -> tuple[tuple[int, ...], torch.dtype]:
-    tensor = value.values if isinstance(value, Masked) else value
-    return tuple(tensor.shape[1:]), tensor.dtype
+def _kind(value: object) -> object:
+    """What a reply's shape may depend on: a message's shapes, not what is in it."""
+    tensor = value.rows[0] if isinstance(value, Each) and len(value.rows) else value
+    return (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, Tensor) else type(value).__name__
 
 
-def _difference(reply: Reply, expected: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> str:
-    if set(reply) != set(expected):
-        return f"sent {sorted(reply)} instead of {sorted(expected)}"
-    for name, value in reply.items():
-        tensor = value.values if isinstance(value, Masked) else value
-        shape, dtype = expected[name]
-        if tuple(tensor.shape) != shape:
-            return f"{name!r} has shape {list(tensor.shape)} instead of {list(shape)}"
-        if tensor.dtype != dtype:
-            return f"{name!r} is {tensor.dtype} instead of {dtype}"
+def _spec(reply: Reply, stacked: bool = True) -> Spec:
+    tensors = {k: v.values if isinstance(v, Masked) else v for k, v in reply.items()}
+    return {k: (tuple(t.shape[stacked:]), t.dtype, isinstance(reply[k], Masked)) for k, t in tensors.items()}
+
+
+def _difference(sent: Spec, right: Spec) -> str:
+    if set(sent) != set(right):
+        return f"sent {sorted(sent)} instead of {sorted(right)}"
+    for name, (shape, dtype, _) in sent.items():
+        if shape != right[name][0]:
+            return f"{name!r} has shape {list(shape)} instead of {list(right[name][0])}"
+        if dtype != right[name][1]:
+            return f"{name!r} is {dtype} instead of {right[name][1]}"
     return "odd reply"

@@ -8,9 +8,7 @@ Down: w-hat_k. Up: the update d_k. A client absent in the last round first answe
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,22 +16,11 @@ from torch import Tensor
 from fedkin.cohort import Cohort, Keep, Model
 from fedkin.federation import Clients, Federation, Reply, each
 from fedkin.layout import Layout
-from fedkin.methods.base import METHODS, Method, option
+from fedkin.methods.base import METHODS, Method
+from fedkin.methods.similarity import FedCAPOptions, Phi, contributions, detect, rows_of
 
-
-@dataclass(frozen=True)
-class FedCAPOptions:
-    alpha: float = option(10.0, "how much similar clients are preferred; 0: all alike", low=0)
-    phi: float | Literal["equal"] = option(0.3, "a client's weight in its own model; equal: 1/n", low=0, high=1)
-    lam: float = option(0.1, "strength of the pull of the personal model towards the customised one", low=0)
-    t_norm: float | Literal["auto"] = option(10.0, "longest calibrated update; auto: median + 6 MAD a round", above=0)
-    collect: Literal["train", "zero", "last_known"] = option("train", "the update of a client absent in the last round")
-    output: Literal["personalised", "customised"] = option("personalised", "which of its two models a client uses")
-    removal: Literal["leave", "flag"] = option("leave", "the removed leave, or train on and their updates are dropped")
-    eval_customise_all: bool = option(False, "collect from all absent clients after every round")
-    ablation: Literal["full", "1", "2", "3", "4"] = option(
-        "full", "row of Table IV; 1: customise, 2: personalise, 3: customise, calibrate and detect, 4: 1 and 2"
-    )
+# Table IV, the ablation: does a row customise, does it calibrate and detect, does it personalise?
+TABLE_IV = {"1": (1, 0, 0), "2": (0, 0, 1), "3": (1, 1, 0), "4": (1, 0, 1), "full": (1, 1, 1)}
 
 
 @METHODS.register("fedcap")
@@ -47,8 +34,7 @@ class FedCAP(Method):
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
-        self.customises, self.calibrates = self.options.ablation != "2", self.options.ablation in ("full", "3")
-        self.personalises = self.options.ablation in ("full", "2", "4")
+        self.customises, self.calibrates, self.personalises = map(bool, TABLE_IV[self.options.ablation])
         self.uses_own = self.personalises and self.options.output == "personalised"
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
@@ -64,11 +50,11 @@ class FedCAP(Method):
     def round(self, fed: Federation, cohort: Clients) -> None:
         absent = cohort - self.fresh - self.flagged
         cohort = cohort - (absent - self._collect(fed, absent, self.options.collect))
-        replies = fed.ask(cohort, self.train, model=each(_rows(self.customised, cohort, self.model)))
+        replies = fed.ask(cohort, self.train, model=each(rows_of(cohort, self.customised, self.model)))
         clients = replies.clients
         if len(clients):
-            recovered = _rows(self.customised, clients, self.model).add_(replies["update"])
-            updates = recovered - self.model if self.calibrates else replies["update"]
+            recovered = rows_of(clients, self.customised, self.model).add_(replies["update"])  # recover
+            updates = recovered - self.model if self.calibrates else replies["update"]  # calibrate
             benign = self._detect(fed, clients, updates)
             if not benign.all():
                 clients, recovered, updates = clients[benign], recovered[benign], updates[benign]
@@ -80,8 +66,7 @@ class FedCAP(Method):
         self.members, self.pool, self.updates = list(clients), recovered, updates
         self.origin, self.model = self.model, replies.combine(recovered, self.model, clients.samples)  # eq. 6
         if self.customises:
-            phi = 1 / len(clients) if self.options.phi == "equal" else self.options.phi
-            self._customise(fed, clients, updates, phi)
+            self._customise(fed, clients, updates, self.options.phi)
             self.fresh = list(clients)
             if self.options.collect == "last_known":
                 self.known |= {c: row.clone() for c, row in zip(clients, updates, strict=True)}
@@ -90,13 +75,11 @@ class FedCAP(Method):
 
     def _detect(self, fed: Federation, clients: Clients, updates: Tensor) -> Tensor:
         # whose update counts, [K]; a calibrated one longer than T_norm removes its client
-        norms = torch.linalg.vector_norm(updates, dim=1)
-        fed.note("norms", norms.clone())
-        norms[[c in self.flagged for c in clients]] = math.nan
-        limit = usual(norms) if self.options.t_norm == "auto" else float(self.options.t_norm)
-        benign: Tensor = norms.isfinite() & (norms <= (limit if self.calibrates else math.inf))
+        longest = self.options.t_norm if self.calibrates else torch.inf
+        benign, norms, limit = detect(updates, [c in self.flagged for c in clients], longest)
+        fed.note("norms", norms)
         if self.calibrates:
-            removed = [c for c in clients[~benign] if c not in self.flagged]
+            removed = list(clients[~benign] - self.flagged)
             self.flagged += removed
             fed.remove(removed if self.options.removal == "leave" else [])
             fed.note("t_norm", limit)
@@ -108,14 +91,14 @@ class FedCAP(Method):
         if not (self.members and self.customises and len(absent)):
             return absent
         if how != "train":
-            self._customise(fed, absent, _rows(self.known, absent, torch.zeros_like(self.origin)))
+            self._customise(fed, absent, rows_of(absent, self.known, torch.zeros_like(self.origin)))
             return absent
         replies = fed.ask(absent, self.collect, model=self.origin)
         if len(replies):
             self._customise(fed, replies.clients, replies["update"])
         return replies.clients
 
-    def _customise(self, fed: Federation, clients: Clients, updates: Tensor, phi: float | None = None) -> None:
+    def _customise(self, fed: Federation, clients: Clients, updates: Tensor, phi: Phi = None) -> None:
         weights = contributions(updates, self.updates, self.options.alpha, phi)
         fed.note("weights_absent" if phi is None else "weights", weights)
         self.customised |= {c: row.clone() for c, row in zip(clients, weights @ self.pool, strict=True)}  # eq. 3
@@ -124,11 +107,11 @@ class FedCAP(Method):
         """Appendix A: clients that come after training get a customised model and train their own from it."""
         newcomers = self._collect(fed, newcomers - self.flagged, "train")
         if self.personalises:
-            fed.ask(newcomers, self.settle, model=each(_rows(self.customised, newcomers, self.model)))
+            fed.ask(newcomers, self.settle, model=each(rows_of(newcomers, self.customised, self.model)))
         return newcomers
 
     def deliver_to_all(self, fed: Federation) -> dict[str, Any]:
-        return {"model": each(_rows(self.customised, fed.all, self.model))}
+        return {"model": each(rows_of(fed.all, self.customised, self.model))}
 
     def train(self, client: Cohort, model: Tensor) -> Reply:
         received = client.rows(model=model)
@@ -162,22 +145,3 @@ class FedCAP(Method):
         """Test samples that each of the two outputs gets right, [K]."""
         both = {"customised": client.rows(model=model), "personalised": self.personalised(client, model)}
         return {name: client.evaluate(rows).correct.sum(1) for name, rows in both.items()}
-
-
-def contributions(updates: Tensor, pool: Tensor, alpha: float, phi: float | None = None) -> Tensor:
-    """How much each in the pool counts for each client (eqs. 4, 5), [K, M]; with phi, the clients are the pool."""
-    cosine = (updates @ pool.T) / torch.outer(updates.norm(dim=1), pool.norm(dim=1))
-    logits = alpha * cosine.nan_to_num(-1.0)
-    if phi is None or len(pool) == 1:
-        return logits.softmax(1)
-    return logits.fill_diagonal_(-math.inf).softmax(1).mul_(1 - phi).fill_diagonal_(phi)
-
-
-def usual(norms: Tensor) -> float:
-    """Median + 6 MAD of what is not NaN; a spread below one percent is taken for one."""
-    middle = norms.nanquantile(0.5)
-    return float(middle + 6 * (norms - middle).abs().nanquantile(0.5).clamp(min=0.01 * middle))
-
-
-def _rows(of: dict[int, Tensor], clients: Clients, otherwise: Tensor) -> Tensor:
-    return torch.stack([of.get(c, otherwise) for c in clients]) if len(clients) else otherwise[None][:0]

@@ -160,7 +160,9 @@ def mahalanobis_weights(rows: Tensor, present: Tensor, cov: Covariance) -> Tenso
     else:
         gram = x @ x.transpose(1, 2)
         scale, ridge = _ledoit_wolf(gram, n, x.shape[2]) if cov == "ledoit_wolf" else (1 / (n - 1), torch.zeros_like(n))
-        system = scale.unsqueeze(2) * gram + torch.diag_embed((ridge + EPS).expand_as(has))
+        spread = scale * gram.diagonal(dim1=1, dim2=2).sum(1, keepdim=True)
+        floor = (ridge + EPS).maximum(1e-13 * spread)  # enormous prototypes would swamp EPS and leave nothing to solve
+        system = scale.unsqueeze(2) * gram + torch.diag_embed(floor.expand_as(has))
         squared = torch.linalg.solve(system, gram).diagonal(dim1=1, dim2=2).clamp(min=0)
     near = has / (squared.sqrt() + EPS)  # 1 / (d + eps), eqs. 5 and 6
     return near / near.sum(1, keepdim=True)

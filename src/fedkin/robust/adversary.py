@@ -1,9 +1,10 @@
 """The simulator's adversary: who is hostile, what they train on, and what arrives from them.
 
 It sits at `ask` and knows no method. Every float tensor of a reply is an update of what the client received under the
-same name (or, failing that, of the only part of the message with its shape); a tensor without such a counterpart is
-taken as an update of zero. Each tensor is attacked on its own. Votes (scores, votes, correct) are left as they are
-unless the attackers also lie about votes; whole numbers are never touched otherwise.
+same name (or, failing that, of the only part of the message with its shape); a tensor without such a counterpart, or
+that is called an update, is taken as an update of zero. Each tensor is attacked on its own. Votes (scores, votes,
+correct, right) are left as they are unless the attackers also lie about votes; whole numbers are never touched
+otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from fedkin.robust.attacks import Array, Attack, Backdoor, DataAttack, ReplyAtta
 
 Bools = NDArray[np.bool_]
 
-VOTES = ("scores", "votes", "correct")
+VOTES = ("scores", "votes", "correct", "right")
+UPDATES = ("update", "updates")
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,8 +121,9 @@ def _received(message: Mapping[str, object], at: keys.I64) -> dict[str, Tensor]:
 
 
 def _counterpart(name: str, honest: Tensor, received: Mapping[str, Tensor]) -> Tensor:
-    """What the clients started from, broadcast over them; zero if nothing of that shape was sent."""
+    """What the clients started from, broadcast over them; zero if nothing of that shape was sent, or for updates."""
     fitting = {k: v for k, v in received.items() if v.shape[1:] == honest.shape[1:] and v.is_floating_point()}
+    fitting = {} if name in UPDATES else fitting
     if name in fitting:
         return fitting[name].to(honest)
     return next(iter(fitting.values())).to(honest) if len(fitting) == 1 else torch.zeros_like(honest[:1])
@@ -135,12 +138,13 @@ def _replaced(value: Tensor | Masked, bad: Bools, rows: Tensor) -> Tensor | Mask
 
 
 def _inverted(votes: Tensor) -> Tensor:
-    """The best becomes the worst: max + min - vote within each member's votes; a lone number is a share, 1 - vote."""
+    """The best becomes the worst: max + min - vote within each member's votes (of each class, if they are by class);
+    a lone number is a share, 1 - vote."""
     if votes.dtype == torch.bool:
         return ~votes
     if votes[0].numel() == 1 and votes.is_floating_point():
         return 1 - votes
-    flat = votes.reshape(len(votes), -1).double()
+    flat = votes.reshape(*votes.shape[:2], -1).double()
     high = flat.masked_fill(~flat.isfinite(), -torch.inf).amax(1, keepdim=True)
     low = flat.masked_fill(~flat.isfinite(), torch.inf).amin(1, keepdim=True)
     return (high + low - flat).reshape(votes.shape).to(votes.dtype)

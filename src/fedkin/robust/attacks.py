@@ -22,6 +22,7 @@ from fedkin.errors import UsageError
 from fedkin.options import option, validated
 from fedkin.registry import Registry
 from fedkin.robust.rows import dots, gram
+from fedkin.robust.rules import Rule, apply, make_rule
 
 Array = NDArray[Any]
 Knowledge = Literal["own", "full"]
@@ -202,6 +203,58 @@ class IPM(ReplyAttack):
         benign = updates[malicious if knowledge == "own" or bool(malicious.all()) else ~malicious]
         epsilon = len(updates) if self.epsilon is None else self.epsilon
         return alike(-epsilon * benign.mean(0), malicious)
+
+
+@ATTACKS.register("adaptive")
+@dataclass(frozen=True)
+class Adaptive(ReplyAttack):
+    """d = mean + g p with the largest g that the defence, which the attackers know, still accepts; p is minus the
+    benign mean, as in IPM, or minus the spread, as in LIE.
+
+    A rule accepts if it uses every attacker's row (Krum: one of theirs); the attackers try it on what they know, not
+    knowing sample counts and a rule's own draws. `norm` (FedCAP) accepts up to a length of t_norm, before calibration.
+    A `committee` cannot be tried: d turns from the mean towards -spread up to an angle, at the mean's length."""
+
+    about = "the strongest update that a defence it knows still accepts"
+    paper = "after Fang et al., USENIX Security 2020, and Shejwalkar and Houmansadr, NDSS 2021"
+    against: str | Rule = option(  # noqa: RUF009
+        "multi-krum", "norm, committee, or a rule with its options: krum, gas:parts=50;malicious=0.2"
+    )
+    direction: Literal["mean", "spread"] = option("mean", "which way the updates go: minus the mean or the spread")
+    t_norm: float = option(10.0, "against norm: longest update", above=0)
+    cosine: float = option(0.5, "against committee: smallest cosine with the mean", low=-1, high=1)
+    most: float | None = option(None, "largest g (default against a rule: participants + 1, as IPM)", above=0)
+
+    def __post_init__(self) -> None:
+        self.rule()  # a wrong name is told at once
+
+    def rule(self) -> Rule | None:
+        if isinstance(self.against, Rule) or self.against in ("norm", "committee"):
+            return self.against if isinstance(self.against, Rule) else None
+        name, _, rest = self.against.partition(":")
+        return make_rule(name, dict(pair.partition("=")[::2] for pair in rest.split(";") if pair))
+
+    def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
+        rows, own, rule, committee = updates.clone(), updates[malicious], self.rule(), self.against == "committee"
+        if knowledge == "own":  # theirs stand in for everybody's
+            rows[~malicious] = own[torch.arange(len(rows) - len(own), device=own.device) % len(own)]
+        benign = (own if knowledge == "own" or bool(malicious.all()) else updates[~malicious]).double()
+        mean, most = benign.mean(0), self.most or (len(rows) + 1 if rule else float("inf"))
+        towards = -mean if self.direction == "mean" and not committee else -spread(benign)
+
+        def sent(g: float) -> Tensor:
+            row = mean + g * towards
+            return (row * (mean.norm() / row.norm().clamp(min=1e-300)) if committee else row).to(updates.dtype)
+
+        def accepted(g: float) -> bool:
+            rows[malicious] = row = sent(g)
+            if rule is None:
+                long, turned = row.double().norm(), mean @ row.double()
+                return bool(turned >= self.cosine * long * mean.norm() if committee else long <= self.t_norm)
+            used = apply(rule, rows, torch.ones_like(rows[:, 0]), torch.zeros_like(row)).used
+            return int(used[malicious].sum()) >= max(1, min(len(own), int(used.sum())))
+
+        return alike(sent(largest(lambda g: g <= most and accepted(g), 1e-4 if rule else 1e-8)), malicious)
 
 
 @ATTACKS.register("nan")

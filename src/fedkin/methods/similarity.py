@@ -1,0 +1,67 @@
+"""FedCAP's options and arithmetic: how alike updates are, and which are too long (Li et al., ACSAC 2024).
+
+K clients, M clients in the pool of the last round; an update is a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedkin.federation import Clients
+from fedkin.options import option
+
+Phi = float | Literal["equal"] | None
+
+
+@dataclass(frozen=True)
+class FedCAPOptions:
+    alpha: float = option(10.0, "how much similar clients are preferred; 0: all alike", low=0)
+    phi: float | Literal["equal"] = option(0.3, "a client's weight in its own model; equal: 1/n", low=0, high=1)
+    lam: float = option(0.1, "strength of the pull of the personal model towards the customised one", low=0)
+    t_norm: float | Literal["auto"] = option(10.0, "longest calibrated update; auto: median + 6 MAD a round", above=0)
+    collect: Literal["train", "zero", "last_known"] = option("train", "the update of a client absent in the last round")
+    output: Literal["personalised", "customised"] = option("personalised", "which of its two models a client uses")
+    removal: Literal["leave", "flag"] = option("leave", "the removed leave, or train on and their updates are dropped")
+    eval_customise_all: bool = option(False, "collect from all absent clients after every round")
+    ablation: Literal["full", "1", "2", "3", "4"] = option(
+        "full", "row of Table IV; 1: customise, 2: personalise, 3: customise, calibrate and detect, 4: 1 and 2"
+    )
+
+
+def contributions(updates: Tensor, pool: Tensor, alpha: float, phi: Phi = None) -> Tensor:
+    """q_ki, how much each in the pool counts for each client, [K, M]: a softmax (eq. 5) of alpha times the cosine of
+    their updates (eq. 4), which is -1 for an update without a direction.
+
+    With phi, the clients are the pool: each counts phi in its own model (equal: 1/M) and the others share the rest."""
+    cosine = (updates @ pool.T) / torch.outer(updates.norm(dim=1), pool.norm(dim=1))
+    logits = alpha * cosine.nan_to_num(-1.0)
+    if phi is None or len(pool) == 1:
+        return logits.softmax(1)
+    own = 1 / len(pool) if phi == "equal" else phi
+    return logits.fill_diagonal_(-torch.inf).softmax(1).mul_(1 - own).fill_diagonal_(own)
+
+
+def detect(updates: Tensor, ignored: Sequence[bool], t_norm: float | Literal["auto"]) -> tuple[Tensor, Tensor, float]:
+    """Whose calibrated update counts (Detection in Fig. 6), bool [K]: not the ignored ones', and of the others those
+    not longer than T_norm; auto: than is `usual` among them. Also their lengths, [K], and T_norm."""
+    norms = torch.linalg.vector_norm(updates, dim=1)
+    counted = norms.clone()
+    counted[list(ignored)] = torch.nan
+    limit = usual(counted) if t_norm == "auto" else float(t_norm)
+    return counted.isfinite() & (counted <= limit), norms, limit
+
+
+def usual(norms: Tensor) -> float:
+    """Median + 6 MAD of what is not NaN; a spread below one percent is taken for one."""
+    middle = norms.nanquantile(0.5)
+    return float(middle + 6 * (norms - middle).abs().nanquantile(0.5).clamp(min=0.01 * middle))
+
+
+def rows_of(clients: Clients, known: Mapping[int, Tensor], otherwise: Tensor) -> Tensor:
+    """One row for each client, [K, D]: the one known of it, or else the common one."""
+    return torch.stack([known.get(c, otherwise) for c in clients]) if len(clients) else otherwise[None][:0]
