@@ -11,14 +11,16 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from fedkin.cli import app
 from fedkin.cli.console import plain, seconds, size, sparkline
-from fedkin.cli.flags import NOT_FLAGS, seeds_of
+from fedkin.cli.flags import NOT_FLAGS, listed, seeds_of
 from fedkin.cli.live import Cell, window
 from fedkin.config import Config
 from fedkin.data import PARTITIONS, SOURCES
@@ -26,6 +28,7 @@ from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
 from fedkin.models import MODELS
+from fedkin.robust import ATTACKS, RULES
 
 TINY = ["--rounds", "2", "--epochs", "1", "--clients", "5", "--way", "each"]
 
@@ -151,6 +154,23 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, says: list[str]) -> 
         (["models", "resnet"], ["'resnet18'"]),
         (["datasets", "minst"], ["'mnist'"]),
         (["partitions", "dirichle"], ["'dirichlet'"]),
+        (["attacks", "lies"], ["'lie'"]),
+        (["rules", "medain"], ["'median'"]),
+        (["run", "fedavg", "--attack", "imp"], ["unknown attack 'imp'", "'ipm'"]),
+        (["run", "fedavg", "--attack", "non"], ["'none'"]),
+        (["run", "fedavg", "--attack", "none,sf"], ["unknown attack 'none,sf'"]),
+        (["run", "fedavg", "--attack", "lie:zz=1"], ["--attack lie:zz=1", "'z'"]),
+        (["run", "fedavg", "--attack", "lie:z=much"], ["z='much'", "a number"]),
+        (["run", "fedavg", "--attack", "lie:z"], ["'z' has no value"]),
+        (["run", "fedavg", "--malicious", "1.5"], ["malicious='1.5'", "from 0 to 1"]),
+        (["run", "fedavg", "--rule", "medain"], ["unknown rule 'medain'", "'median'"]),
+        (["run", "fedavg", "--rule", "krum:malicious=-1"], ["--rule krum", "malicious='-1'", "at least 0"]),
+        (["run", "fedavg", "--rule", "bucketing:base=krun"], ["--rule bucketing", "'krum'"]),
+        (["run", "fedavg", "--rule", "fltrust"], ["--rule fltrust", "root"]),
+        (["compare", "fedavg", "--attack", "none,fs"], ["unknown attack 'fs'", "'sf'"]),
+        (["compare", "fedavg", "--attack", "sf,sf"], ["'sf'", "twice"]),
+        (["compare", "fedavg", "--attack", "z=1,lie"], ["'z=1' is an option"]),
+        (["compare", "fedavg", "--rule", ","], ["no name given"]),
         (["bench", "nothing-like-it"], ["'nothing-like-it'"]),
         (["rum"], ["rum"]),
     ],
@@ -180,7 +200,9 @@ def test_a_method_that_fails_is_exit_1(methods: Any) -> None:
     got = json.loads(outcome.stdout)
     assert outcome.exit_code == 1
     assert [cell["method"] for cell in got["cells"]] == ["local"]
-    assert got["failed"] == [{"method": "broken", "seed": 0, "error": "the server lost its mind"}]
+    assert got["failed"] == [
+        {"method": "broken", "attack": "none", "rule": "mean", "seed": 0, "error": "the server lost its mind"}
+    ]
 
 
 # ------------------------------------------------------------ compare
@@ -251,7 +273,8 @@ def test_seeds() -> None:
 def test_demo_speaks_from_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedkin.cli import demo
 
-    monkeypatch.setattr(demo, "SETTINGS", {"rounds": 1, "epochs": 1, "clients": 5, "way": "each"})
+    small = {"rounds": 1, "epochs": 1, "clients": 5, "way": "each"}
+    monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, **small})
     outcome = call("demo")
     assert outcome.exit_code == 0, outcome.output
     for name in METHODS:
@@ -259,6 +282,141 @@ def test_demo_speaks_from_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     said = " ".join(outcome.stdout.split())
     assert "One model for all (fedavg)" in said
     assert "Training alone (local)" in said
+    assert all(f"1 of 5 clients hostile, {attack} " in said for attack in ("ipm", "sf"))
+    assert said.count("For the 4 benign clients fedavg") == 2
+
+
+def test_demo_says_who_holds_and_who_does_not() -> None:
+    from fedkin.cli.demo import sentences
+    from fedkin.cli.grid import Grid
+
+    def cell(method: str, attack: str, benign: float) -> Any:
+        clients = [SimpleNamespace(client=i, accuracy=benign if i else 0.0, test_samples=9) for i in range(4)]
+        bad = [0] if attack != "none" else []
+        return SimpleNamespace(method=method, config=Config(attack=attack), malicious=bad, per_client=clients)
+
+    before = {"fedavg": 80.0, "local": 90.0, "fedcap": 95.0, "ditto": 95.0, "fedper": 90.0}
+    after = {"fedavg": 10.0, "local": 90.0, "fedcap": 94.0, "ditto": 40.0, "fedper": 86.0}
+    both = {"none": before, "ipm": after}
+    grid = Grid([cell(m, attack, value) for attack, row in both.items() for m, value in row.items()])
+    grid.rows = list  # type: ignore[method-assign,assignment]
+    first, hold, lose, alone = sentences(grid)
+    assert "1 of 4 clients hostile" in first
+    assert first.endswith("For the 3 benign clients fedavg collapses from 80.0 to 10.0 %.")
+    assert hold.endswith(": fedcap 94.0, fedper 86.0")
+    assert lose.endswith(": ditto 40.0")
+    assert alone.endswith("gives 90.0 %; more than that: fedcap.")
+
+
+# ------------------------------------------------------------ attacks and rules
+
+
+def test_lists_with_options() -> None:
+    assert listed("none,backdoor:target=1,share=0.5, ipm", "attack") == ["none", "backdoor:target=1,share=0.5", "ipm"]
+    assert listed("krum:malicious=0.2,median", "rule") == ["krum:malicious=0.2", "median"]
+    assert listed("lie:z=1,lie:z=2", "attack") == ["lie:z=1", "lie:z=2"]
+
+
+def test_wrong_attacks_are_refused_before_the_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("data were read")
+
+    monkeypatch.setattr("fedkin.rounds.load", never)
+    monkeypatch.setattr("fedkin.cli.grid.load", never)
+    for command in (["run", "fedavg"], ["compare", "fedavg", "local"]):
+        for wrong in (["--attack", "lie:zz=1"], ["--attack", "imp"], ["--rule", "krum:f=1"], ["--rule", "mediam"]):
+            refused(2, *command, *wrong)
+
+
+def test_one_attack_and_one_rule() -> None:
+    got = answer("attacks", "lie")
+    assert got["options"] == [{"name": "z", "default": None, "accepts": "a number or none", "help": ANY}]
+    assert got["changes"] == ["what they send"]
+    assert "Baruch" in got["paper"]
+    assert answer("attacks", "backdoor")["changes"] == ["what they train on", "what they send"]
+    assert {o["name"] for o in answer("rules", "rfa")["options"]} == {"iterations", "floor", "tolerance", "per_tensor"}
+    assert [o["name"] for o in answer("rules", "fltrust")["options"]] == ["first_tensor_only"]
+    shown = call("rules", "bucketing").stdout
+    for word in ("Karimireddy", "size", "a whole number of at least 1", "a rule's name", "--rule bucketing:OPTION="):
+        assert word in shown
+    assert "no options" in call("attacks", "sf").stdout
+
+
+def test_run_says_who_attacked_and_who_was_found() -> None:
+    words = ["run", "fedavg", *TINY, "--clients", "10", "--attack", "ipm", "--malicious", "0.3", "--rule", "multi-krum"]
+    outcome = call(*words)
+    lines = outcome.stderr.splitlines()
+    assert "ipm: 3 of 10 clients malicious, accuracy of the 7 benign ones only · rule multi-krum" in lines[0]
+    assert all("benign accuracy" in line for line in lines[1:])
+    got = answer(*words)
+    assert (got["attack"], got["rule"], len(got["malicious"])) == ("ipm", "multi-krum", 3)
+    assert got["detection"] == {"accuracy": 1.0, "false_positive": 0.0, "false_negative": 0.0}
+    assert got["left_out"] == {str(c): {"rounds": 2, "of": 2} for c in got["malicious"]}
+    for word in ("accuracy of 7 benign clients", "attackers see all updates", "left out",
+                 *(f"client-{c}* 2/2" for c in got["malicious"]),
+                 "accuracy 100.00 %, false positives 0.00 % of the benign, false negatives 0.00 % of the"):  # fmt: skip
+        assert word in outcome.stdout
+
+
+def test_removed_clients_are_named_with_their_round() -> None:
+    words = ["run", "fedcap", *TINY, "--clients", "10", "--attack", "ipm:epsilon=1000"]
+    got = answer(*words)
+    assert got["removed"]
+    bad = set(got["malicious"])
+    by_round: dict[int, list[str]] = {}
+    for client, round in got["removed"].items():
+        name = f"client-{client}*" if int(client) in bad else f"client-{client}"
+        by_round.setdefault(round + 1, []).append(name)
+    shown = call(*words).stdout
+    for round, names in by_round.items():
+        assert f"round {round}: " in shown
+        assert all(name in shown for name in names)
+
+
+def test_attackers_that_change_leave_nobody_out_of_the_accuracy() -> None:
+    outcome = call("run", "c-pfl", *TINY, "--clients", "10", "--attack", "nan", "--attackers", "redrawn")
+    assert outcome.exit_code == 0
+    assert "3 of 10 clients malicious, others every round, accuracy of all clients" in outcome.stderr
+    assert "benign" not in outcome.stderr
+    assert "detection" not in outcome.stdout
+    assert "failures" in outcome.stdout
+
+
+def test_flags_about_attackers_without_an_attack_are_remarked_on() -> None:
+    assert "changes nothing" in call("run", "local", *TINY, "--malicious", "0.5").stderr
+    assert "changes nothing" not in call("run", "local", *TINY, "--malicious", "0.5", "--attack", "sf").stderr
+
+
+def test_compare_over_attacks_and_rules() -> None:
+    several = ["--attack", "none,ipm:epsilon=5", "--rule", "mean,median", "--seeds", "2"]
+    words = ["compare", "fedavg", "local", *TINY, *several]
+    got = answer(*words)
+    keys = [(a, r, m) for a in ("none", "ipm:epsilon=5") for r in ("mean", "median") for m in ("fedavg", "local")]
+    assert [(c["attack"], c["rule"], c["method"], c["seed"]) for c in got["cells"]] == [
+        (*key, seed) for seed in (0, 1) for key in keys
+    ]
+    assert [(row["attack"], row["rule"], row["method"]) for row in got["table"]] == keys
+    assert all(row["seeds"] == [0, 1] for row in got["table"])
+    outcome = call(*words)
+    assert "fedavg under ipm:epsilon=5 by median seed 1  round 2/2" in outcome.stderr
+    lines = [line.split() for line in outcome.stdout.splitlines()]
+    assert ["method", "rule", "no", "attack", "ipm:epsilon=5"] in lines
+    shown = {(w[0], w[1]): w[2:] for w in lines if w[1:2] in (["mean"], ["median"])}
+    assert list(shown) == [(m, r) for m in ("fedavg", "local") for r in ("mean", "median")]
+    for row in got["table"]:
+        macro = row["macro"]
+        assert f"{macro['mean']:.2f} ±{macro['std']:.2f}" in " ".join(shown[row["method"], row["rule"]])
+    assert "under attack 1 of 5 clients are malicious; accuracy of the 4 benign ones only (no attack: of all 5)" in (
+        outcome.stdout
+    )
+
+
+def test_compare_under_one_attack_keeps_the_table() -> None:
+    shown = call("compare", "fedavg", "local", *TINY, "--attack", "sf", "--rule", "median").stdout
+    for word in ("personal models of benign clients", "worst decile", "best round", "1 of 5 clients", "rule: median"):
+        assert word in shown
+    several = call("compare", "local", *TINY, "--attack", "sf", "--rule", "mean,median").stdout
+    assert ["method", "rule", "macro"] in [line.split()[:3] for line in several.splitlines()]
 
 
 # ------------------------------------------------------------ lists
@@ -266,7 +424,8 @@ def test_demo_speaks_from_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("command", "registry"),
-    [("methods", METHODS), ("models", MODELS), ("datasets", SOURCES), ("partitions", PARTITIONS)],
+    [("methods", METHODS), ("attacks", ATTACKS), ("rules", RULES), ("models", MODELS), ("datasets", SOURCES),
+     ("partitions", PARTITIONS)],
 )
 def test_lists_are_complete(command: str, registry: Any) -> None:
     shown = call(command)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedkin.cli.console import complain, guarded, messages, percent, print_json, screen, seconds, size, table
+from fedkin.cli.console import complain, guarded, messages, print_json, screen, table
 from fedkin.cli.flags import checked, from_file, grid_configs, run_config_of, split_settings, with_settings
 from fedkin.config import make_config
 
@@ -79,6 +79,8 @@ def _welcome(
 
 @_command("run", """
     fedkin run ditto --data digits --clients 20 --partition pathological:2 --rounds 20 --set lam=0.5
+    fedkin run fedcap --attack ipm --malicious 0.3
+    fedkin run fedavg --attack lie:z=0.5 --rule multi-krum:malicious=0.4
     fedkin run experiment.toml --rounds 50
     """, TRAIN, settings=_everything)  # fmt: skip
 def run(
@@ -91,45 +93,36 @@ def run(
 
     Settings come from the flags, else from the TOML file (keys as below with underscores, the method's own options
     in a table \\[options]), else from the defaults.
+
+    Under attack the accuracy is that of the benign clients. An attack or rule takes its options after a colon, as in
+    lie:z=0.5; [cyan]fedkin attacks[/] and [cyan]fedkin rules[/] list them.
     """
+    config = run_config_of(target, settings, set_ or [])
+    _remark(settings, [config.attack])
+
     from fedkin.cli.live import run_screen
+    from fedkin.cli.outcome import run_facts, summarise
     from fedkin.rounds import run_config
 
-    config = run_config_of(target, settings, set_ or [])
     with run_screen(messages()) as listener:
         result = run_config(config, on_event=listener)
     if json:
-        print_json(result.to_dict())
+        print_json(run_facts(result))
     else:
-        _summarise(result)
+        summarise(result)
 
 
-def _summarise(result: Any) -> None:
-    """The numbers of one run, and what they are numbers of."""
-    last, best = result.accuracy, result.best
-    made = table(None, "accuracy, percent", "macro", "micro", "worst decile", "std over clients",
-                 right=("macro", "micro", "worst decile", "std over clients"))  # fmt: skip
-    for name, a in ((f"last round ({result.history[-1].round})", last), (f"best round ({best.round})", best.accuracy)):
-        made.add_row(name, *(percent(v) for v in (a.macro, a.micro, a.worst_decile, a.std)))
-    out = screen()
-    out.print(made)
-    sent, prepared = result.bytes, result.prepared
-    facts = {
-        "method": " ".join([result.method, *(f"{k}={v}" for k, v in result.options.items())]),
-        "evaluated": f"{prepared.eval_point.replace('_', ' ')}; macro: mean over clients, micro: over test samples",
-        "split": f"{prepared.split_hash}, seed {result.seed}",
-        "sent": f"{size(sent['down'])} down, {size(sent['up'])} up",
-        "time": f"{seconds(result.seconds)} on {prepared.device} ({prepared.precision})",
-    }
-    if result.failures or result.removed:
-        facts["clients"] = f"{len(result.failures)} failures, {len(result.removed)} removed"
-    for name, value in facts.items():
-        out.print(f"[dim]{name:<10}[/] {value}", soft_wrap=True)
+def _remark(settings: dict[str, Any], attacks: list[str]) -> None:
+    """Says so when flags about attackers meet nobody."""
+    idle = [f"--{name}" for name in ("malicious", "knowledge", "attackers") if name in settings]
+    if idle and set(attacks) == {"none"}:
+        messages().print(f"[yellow]{', '.join(idle)} without --attack changes nothing: everybody is honest[/]")
 
 
 @_command("compare", """
     fedkin compare fedavg ditto fedper --data cifar10 --clients 20 --partition pathological:2 --seeds 3
     fedkin compare fedprox ditto --set fedprox.mu=0.1 --set ditto.lam=0.5
+    fedkin compare fedavg fedcap --attack none,sf,lie:z=0.5 --rule mean,median --malicious 0.3
     """, TRAIN, settings=_everything)  # fmt: skip
 def compare(
     methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Methods; a TOML file for settings.")],
@@ -143,11 +136,21 @@ def compare(
     """Train several methods under the same conditions; one table, mean ± std over seeds.
 
     --set NAME=VALUE reaches every method that has the option; --set METHOD.NAME=VALUE reaches one.
+
+    Here --attack and --rule take several with commas between, each with its own options: in
+    --attack none,backdoor:target=1,share=0.5,ipm there are three attacks, as share=0.5 has no name before a colon.
+    Every method meets every attack under every rule.
     """
     configs = grid_configs(methods, settings, set_ or [], seeds)
+    attacks, rules = (list(dict.fromkeys(getattr(c, key) for c in configs[0])) for key in ("attack", "rule"))
+    _remark(settings, attacks)
     first = configs[0][0]
-    title = f"{first.data} · {first.clients or 'all'} clients · {first.partition} · {first.rounds} rounds"
-    _compare(configs, title, json)
+    parts = [first.data, f"{first.clients or 'all'} clients", first.partition, f"{first.rounds} rounds"]
+    if attacks != ["none"]:
+        parts += [f"attack {' | '.join(attacks)}", f"{100 * first.malicious:g} % malicious"]
+    if rules != ["mean"]:
+        parts.append(f"rule {' | '.join(rules)}")
+    _compare(configs, " · ".join(parts), json)
 
 
 def _compare(configs: Any, title: str, json: bool, closing: Callable[[Any], list[str]] | None = None) -> None:
@@ -171,12 +174,16 @@ def _compare(configs: Any, title: str, json: bool, closing: Callable[[Any], list
 
 @_command("demo", "fedkin demo", TRAIN)
 def demo(json: Json = False) -> None:
-    """Every method on handwritten digits, two classes per client: under a minute, no download."""
+    """Every method on handwritten digits, everybody honest, then with hostile clients: under a minute, no download."""
+    import torch
+
     from fedkin.cli.demo import SETTINGS, sentences
     from fedkin.methods import METHODS
 
+    torch.set_num_threads(1)  # networks this small gain nothing from more, and on a busy machine lose everything
     configs = grid_configs(list(METHODS), SETTINGS, [], None)
-    _compare(configs, "Handwritten digits, 20 clients with two classes each", json, sentences)
+    title = "Handwritten digits, 20 clients with two classes each: all honest, then three in ten hostile"
+    _compare(configs, title, json, sentences)
 
 
 @_command("split", """
@@ -210,6 +217,34 @@ def methods(
         list_methods(json)
     else:
         show_method(name, model, json)
+
+
+@_command("attacks", """
+    fedkin attacks
+    fedkin attacks lie
+    """, LOOK)  # fmt: skip
+def attacks(name: Annotated[str | None, typer.Argument(help="One attack.")] = None, json: Json = False) -> None:
+    """List what malicious clients can do, or show one attack: paper, options with ranges."""
+    from fedkin.cli.listing import list_attacks, show_attack
+
+    if name is None:
+        list_attacks(json)
+    else:
+        show_attack(name, json)
+
+
+@_command("rules", """
+    fedkin rules
+    fedkin rules multi-krum
+    """, LOOK)  # fmt: skip
+def rules(name: Annotated[str | None, typer.Argument(help="One rule.")] = None, json: Json = False) -> None:
+    """List the rules by which the server can average, or show one: paper, options with ranges."""
+    from fedkin.cli.listing import list_rules, show_rule
+
+    if name is None:
+        list_rules(json)
+    else:
+        show_rule(name, json)
 
 
 @_command("datasets", """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,15 +122,70 @@ def checked(config: Config) -> Config:
     if not Path(config.data).exists() and not config.data.endswith(".npz") and not config.data.startswith("npz:"):
         SOURCES[config.data]
     parse_partition(config.partition)
+    check_attack(config.attack)
+    check_rule(config.rule)
     resolved = asdict(options_of(kind, config.options, config.method))
     options = {name: resolved.get(name.replace("-", "_"), value) for name, value in config.options.items()}
     return make_config({**config.to_dict(), "options": options})
 
 
+def check_attack(spec: str) -> None:
+    from fedkin.robust import ATTACKS, make_attack
+    from fedkin.rounds import _named
+
+    if spec == "none":
+        return
+    name, options = _named(spec)
+    if name not in ATTACKS:
+        raise unknown("attack", name, [*ATTACKS, "none"])
+    with _naming(f"--attack {spec}"):
+        make_attack(name, options)
+
+
+def check_rule(spec: str) -> None:
+    import torch
+
+    from fedkin.robust import RULES, make_rule
+    from fedkin.rounds import _named
+
+    name, options = _named(spec)
+    RULES[name]
+    with _naming(f"--rule {spec}"):
+        rule = make_rule(name, options)
+        rule(torch.eye(4), torch.ones(4), torch.zeros(4))  # one that lacks something says so now, not in round 1
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Puts in front of a refusal what was refused."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{what}: {error}") from None
+
+
+def listed(text: str, flag: str) -> list[str]:
+    """Several attacks or rules in one value. A comma begins the next one, unless what follows it is an option
+    (`share=0.5`: an equals sign and no colon before it) of the one before."""
+    found: list[str] = []
+    for part in (p.strip() for p in text.split(",")):
+        if "=" in part and ":" not in part.partition("=")[0]:
+            if not found:
+                raise UsageError(f"--{flag} {text!r}: {part!r} is an option; a name comes first, as in name:{part}")
+            found[-1] += f",{part}"
+        elif part in found:
+            raise UsageError(f"--{flag} {text!r}: {part!r} is named twice")
+        elif part:
+            found.append(part)
+    if not found:
+        raise UsageError(f"--{flag} {text!r}: no name given")
+    return found
+
+
 def grid_configs(
     words: Sequence[str], settings: Mapping[str, Any], sets: Sequence[str], seeds: str | None
 ) -> list[list[Config]]:
-    """The configurations of `fedkin compare`, one list per seed: every method under the same settings."""
+    """The configurations of `fedkin compare`, one list per seed: every method under every attack and rule."""
     methods = [word for word in words if not is_file(word)]
     values: dict[str, Any] = {}
     for path in (word for word in words if is_file(word)):
@@ -142,10 +199,14 @@ def grid_configs(
         raise UsageError(f"method {repeated[0]!r} is named twice")
     per_method = _options_per_method(methods, {**_flat(values.get("options", {})), **assignments(sets)})
     base = {**values, **settings}
-    first = int(make_config({**base, "options": {}}).seed)
+    shared = make_config({**base, "options": {}})
+    attacks, rules = listed(shared.attack, "attack"), listed(shared.rule, "rule")
     return [
-        [checked(make_config({**base, "method": m, "seed": seed, "options": per_method[m]})) for m in methods]
-        for seed in seeds_of(seeds, first)
+        [
+            checked(make_config({**base, "method": m, "attack": a, "rule": r, "seed": s, "options": per_method[m]}))
+            for a, r, m in product(attacks, rules, methods)
+        ]
+        for s in seeds_of(seeds, shared.seed)
     ]
 
 

@@ -1,4 +1,4 @@
-"""What there is: methods, data sets, models and partitions, as tables or as JSON."""
+"""What there is: methods, attacks, rules, data sets, models and partitions, as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method
 from fedkin.models import MODELS
 from fedkin.options import describe
+from fedkin.registry import Registry
+from fedkin.robust import ATTACKS, RULES, DataAttack, ReplyAttack
 from fedkin.rounds import prepare
 
 IMAGE: tuple[tuple[int, ...], int, int] = ((3, 32, 32), 10, 0)  # shape, classes, vocabulary
+RUN_TIME = ("root", "bounds")  # what the run gives a rule, not the user
 TEXT: tuple[tuple[int, ...], int, int] = ((LENGTH,), 4, WORDS)
 
 
@@ -31,12 +34,27 @@ TEXT: tuple[tuple[int, ...], int, int] = ((LENGTH,), 4, WORDS)
 
 def method_facts(name: str) -> dict[str, Any]:
     kind = METHODS[name]
-    options = [
-        {"name": d.name, "default": d.default, "accepts": d.accepts, "help": d.help} for d in describe(kind.Options)
-    ]
+    options = option_facts(kind.Options)
     return {"name": name, "about": kind.about, "paper": kind.paper, "shares": kind.shares, "private": kind.private,
             "eval_point": kind.eval_point, "holdout": kind.holdout, "options": options,
             "profiles": {profile: dict(values) for profile, values in kind.profiles.items()}}  # fmt: skip
+
+
+def option_facts(schema: type[Any]) -> list[dict[str, Any]]:
+    return [
+        {"name": d.name, "default": d.default, "accepts": d.accepts.replace("text or Rule", "a rule's name"),
+         "help": d.help}
+        for d in describe(schema)
+        if d.name not in RUN_TIME
+    ]  # fmt: skip
+
+
+def _print_options(options: list[dict[str, Any]], title: str) -> None:
+    made = table(f"\n{title}", "option", "default", "accepts", "meaning")
+    for o in options:
+        default = f"{o['default']:g}" if isinstance(o["default"], float) else str(o["default"]).lower()
+        made.add_row(f"[bold]{o['name']}[/]", default, o["accepts"], o["help"])
+    screen().print(made if options else "\n[dim]no options of its own[/]\n")
 
 
 def list_methods(as_json: bool) -> None:
@@ -58,10 +76,7 @@ def show_method(name: str, model: str, as_json: bool) -> None:
     out = screen()
     out.print(f"[bold {ACCENT}]{name}[/]  {facts['about']}\n", highlight=False)
     out.print(_doc(METHODS[name]), markup=False)
-    made = table("\nOptions (--set NAME=VALUE)", "option", "default", "accepts", "meaning")
-    for o in facts["options"]:
-        made.add_row(f"[bold]{o['name']}[/]", str(o["default"]).lower(), o["accepts"], o["help"])
-    out.print(made if facts["options"] else "\n[dim]no options of its own[/]\n")
+    _print_options(facts["options"], "Options (--set NAME=VALUE)")
     for profile, values in facts["profiles"].items():
         if values:
             out.print(f"--set profile={profile}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
@@ -105,6 +120,74 @@ def _sent_in_words(sent: dict[str, Any]) -> str:
     shape = "x".join(map(str, sent["shape"]))
     return (f"{size(sent['down'])} down, {size(sent['up'])} up per client and round "
             f"({sent['model']} on {shape}, {sent['classes']} classes)")  # fmt: skip
+
+
+# ------------------------------------------------------------ attacks and rules
+
+
+def _hostile_facts(registry: Registry[Any], name: str) -> dict[str, Any]:
+    kind = registry[name]
+    text = kind.__dict__.get("__doc__") or ""
+    given = text and not text.startswith(f"{kind.__name__}(")  # a dataclass without a docstring gets its signature
+    return {"name": name, "about": kind.about, "paper": kind.paper, "options": option_facts(kind),
+            "description": inspect.cleandoc(text) if given else kind.about}  # fmt: skip
+
+
+def attack_facts(name: str) -> dict[str, Any]:
+    kind = ATTACKS[name]
+    changes = {"what they train on": DataAttack, "what they send": ReplyAttack}
+    return {**_hostile_facts(ATTACKS, name), "changes": [k for k, base in changes.items() if issubclass(kind, base)]}
+
+
+def rule_facts(name: str) -> dict[str, Any]:
+    return _hostile_facts(RULES, name)
+
+
+def list_attacks(as_json: bool) -> None:
+    facts = [attack_facts(name) for name in ATTACKS]
+    if as_json:
+        return print_json({"attacks": facts})
+    made = table(f"{len(facts)} attacks", "attack", "what malicious clients do", "they change", "options", "paper",
+                 caption="--attack NAME or NAME:OPTION=VALUE,...; --attack none: everybody is honest; "
+                 "fedkin attacks NAME: defaults and ranges")  # fmt: skip
+    for f in facts:
+        made.add_row(f"[bold]{f['name']}[/]", f["about"], " and ".join(f["changes"]), _option_names(f), f["paper"])
+    screen().print(made)
+
+
+def list_rules(as_json: bool) -> None:
+    facts = [rule_facts(name) for name in RULES]
+    if as_json:
+        return print_json({"rules": facts})
+    made = table(f"{len(facts)} rules", "rule", "what the server takes", "options", "paper",
+                 caption="--rule NAME or NAME:OPTION=VALUE,...; fedkin rules NAME: defaults and ranges")  # fmt: skip
+    for f in facts:
+        made.add_row(f"[bold]{f['name']}[/]", f["about"], _option_names(f), f["paper"])
+    screen().print(made)
+
+
+def show_attack(name: str, as_json: bool) -> None:
+    facts = attack_facts(name)
+    _show_hostile("attack", facts, as_json, {"changes": " and ".join(facts["changes"])})
+
+
+def show_rule(name: str, as_json: bool) -> None:
+    _show_hostile("rule", rule_facts(name), as_json, {})
+
+
+def _show_hostile(kind: str, facts: dict[str, Any], as_json: bool, more: dict[str, str]) -> None:
+    if as_json:
+        return print_json(facts)
+    name, out = facts["name"], screen()
+    out.print(f"[bold {ACCENT}]{name}[/]  {facts['about']}\n")
+    out.print(facts["description"], markup=False)
+    _print_options(facts["options"], f"Options (--{kind} {name}:OPTION=VALUE,...)")
+    for key, value in {**more, "paper": facts["paper"] or "none"}.items():
+        out.print(f"{key:<8} {value}", markup=False)
+
+
+def _option_names(facts: dict[str, Any]) -> str:
+    return ", ".join(o["name"] for o in facts["options"])
 
 
 # ------------------------------------------------------------ models

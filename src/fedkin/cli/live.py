@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkin.cli.console import ACCENT, percent, seconds, size, sparkline, table
+from fedkin.cli.outcome import benign_only, threat
 from fedkin.config import Config
 from fedkin.rounds import Event, Prepared, RoundRecord
 
@@ -33,26 +34,31 @@ def headline(prepared: Prepared) -> str:
     parts = [
         f"{config.method} on {config.data}", f"{prepared.clients} clients, {config.partition}",
         f"{config.model}, {prepared.parameters:,} parameters", f"{prepared.device} {prepared.precision}",
-        f"seed {config.seed}", f"split {prepared.split_hash[:12]}",
+        f"seed {config.seed}", f"split {prepared.split_hash[:12]}", threat(config, prepared.clients),
+        "" if config.rule == "mean" else f"rule {config.rule}",
     ]  # fmt: skip
-    return " · ".join(parts)
+    return " · ".join(part for part in parts if part)
 
 
-def round_line(record: RoundRecord, rounds: int) -> str:
-    """One round as a plain line for logs."""
+def round_line(record: RoundRecord, rounds: int, accuracy: str = "accuracy") -> str:
+    """One round as a plain line for logs; `accuracy`: what to call it."""
     name = "final tuning" if record.final else f"round {record.round}/{rounds}"
     return (
-        f"{name}  loss {record.train_loss:.4f}  accuracy {percent(record.accuracy.macro)}  "
+        f"{name}  loss {record.train_loss:.4f}  {accuracy} {percent(record.accuracy.macro)}  "
         f"worst decile {percent(record.accuracy.worst_decile)}  down {size(record.bytes_down)}  "
         f"up {size(record.bytes_up)}  failed {record.failed}  removed {record.removed}  {seconds(record.seconds)}"
     )
+
+
+def accuracy_of(config: Config) -> str:
+    return "benign accuracy" if benign_only(config) else "accuracy"
 
 
 class PlainRun:
     """A listener that writes lines."""
 
     def __init__(self, console: Console, prefix: str = "") -> None:
-        self._console, self._prefix, self._rounds = console, prefix, 0
+        self._console, self._prefix, self._rounds, self._accuracy = console, prefix, 0, "accuracy"
 
     def __enter__(self) -> PlainRun:
         return self
@@ -62,10 +68,10 @@ class PlainRun:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Prepared):
-            self._rounds = event.config.rounds
+            self._rounds, self._accuracy = event.config.rounds, accuracy_of(event.config)
             self._say(headline(event))
         else:
-            self._say(self._prefix + round_line(event, self._rounds))
+            self._say(self._prefix + round_line(event, self._rounds, self._accuracy))
 
     def _say(self, line: str) -> None:
         self._console.print(escape(line), soft_wrap=True)
@@ -82,7 +88,7 @@ class LiveRun:
         )  # fmt: skip
         self._task: TaskID | None = None
         self._records: list[RoundRecord] = []
-        self._failed = 0
+        self._failed, self._accuracy = 0, "accuracy"
         self._live = Live(console=console, refresh_per_second=REFRESH, get_renderable=self._render, transient=True)
 
     def __enter__(self) -> LiveRun:
@@ -96,6 +102,7 @@ class LiveRun:
         if isinstance(event, Prepared):
             self._console.print(f"[dim]{escape(headline(event))}")
             self._task = self._bar.add_task("rounds", total=event.config.rounds)
+            self._accuracy = accuracy_of(event.config)
             return
         self._records.append(event)
         self._failed += event.failed
@@ -110,7 +117,7 @@ class LiveRun:
         last = self._records[-1]
         shown = {
             "loss": f"{last.train_loss:.4f}",
-            "accuracy": f"{percent(last.accuracy.macro)} %",
+            self._accuracy: f"{percent(last.accuracy.macro)} %",
             "worst decile": f"{percent(last.accuracy.worst_decile)} %",
             "down": size(last.bytes_down),
             "up": size(last.bytes_up),
@@ -143,7 +150,10 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"{self.config.method} seed {self.config.seed}"
+        config = self.config
+        attack = "" if config.attack == "none" else f" under {config.attack}"
+        rule = "" if config.rule == "mean" else f" by {config.rule}"
+        return f"{config.method}{attack}{rule} seed {config.seed}"
 
 
 class GridScreen(AbstractContextManager["GridScreen"]):
@@ -151,6 +161,7 @@ class GridScreen(AbstractContextManager["GridScreen"]):
 
     def __init__(self, cells: Sequence[Cell], console: Console, title: str) -> None:
         self._cells, self._console, self._title = cells, console, title
+        self._varied = [key for key in ("attack", "rule") if len({getattr(c.config, key) for c in cells}) > 1]
         self._live: Live | None = None
         if on_terminal(console):
             self._live = Live(console=console, refresh_per_second=REFRESH, get_renderable=self._render)
@@ -184,8 +195,8 @@ class GridScreen(AbstractContextManager["GridScreen"]):
 
     def _render(self) -> RenderableType:
         numbers = ("seed", "round", "accuracy", "worst decile")
-        made = table(self._title, "method", *numbers, "curve", "seconds", right=(*numbers, "seconds"))
-        made.columns[5].min_width = 16
+        made = table(self._title, "method", *self._varied, *numbers, "curve", "seconds", right=(*numbers, "seconds"))
+        made.columns[-2].min_width = 16
         room = max(3, self._console.height - HEADLINE_LINES)
         for cell in window(self._cells, room):
             made.add_row(*self._row(cell), style="dim" if cell.state == "waiting" else "")
@@ -197,7 +208,8 @@ class GridScreen(AbstractContextManager["GridScreen"]):
     def _row(self, cell: Cell) -> list[str]:
         config = cell.config
         name = {"running": f"[bold {ACCENT}]{config.method}[/]", "failed": f"[red]{config.method}[/]"}
-        start = [name.get(cell.state, config.method), str(config.seed)]
+        varied = [escape(getattr(config, key)) for key in self._varied]
+        start = [name.get(cell.state, config.method), *varied, str(config.seed)]
         if cell.state == "failed":
             return [*start, "[red]failed[/]", "", "", "", ""]
         if not cell.records:

@@ -1,0 +1,139 @@
+"""What one run gave, in words: the accuracy and whose it is, who attacked, and who was found out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.markup import escape
+
+from fedkin.cli.console import percent, screen, seconds, size, table
+from fedkin.config import Config
+from fedkin.robust import Adversary, Attack
+from fedkin.rounds import Result
+
+MOST_NAMES = 30
+
+
+def attackers(config: Config, clients: int) -> int:
+    """How many clients are malicious (at a time, if others are every round)."""
+    if config.attack == "none":
+        return 0
+    return int(Adversary(Attack(), clients, config.malicious, config.seed).malicious().sum())
+
+
+def benign_only(config: Config) -> bool:
+    """Whether accuracy leaves out malicious clients: it does where the same ones are malicious all along."""
+    return config.attack != "none" and config.attackers == "fixed"
+
+
+def threat(config: Config, clients: int) -> str:
+    """The attack in a few words, and whose accuracy is counted; empty without one."""
+    if config.attack == "none":
+        return ""
+    bad = attackers(config, clients)
+    said = f"{config.attack}: {bad} of {clients} clients malicious"
+    if benign_only(config):
+        return f"{said}, accuracy of the {clients - bad} benign ones only"
+    return f"{said}, others every round, accuracy of all clients"
+
+
+def left_out(result: Result) -> dict[int, tuple[int, int]]:
+    """For each client that the rule left out: in how many rounds, and of how many it took part in."""
+    verdicts = {
+        (client, note.round): used
+        for note in result.notes
+        if note.name == "used"
+        for client, used in zip(note.value["clients"], note.value["used"], strict=True)
+    }
+    return _counted((c for (c, _), used in verdicts.items() if not used), (c for c, _ in verdicts))
+
+
+def rejected(result: Result) -> dict[int, tuple[int, int]]:
+    """The same for a method that notes whom it accepted and rejected."""
+    no, yes = ([c for n in result.notes if n.name == name for c in n.value] for name in ("rejected", "accepted"))
+    return _counted(no, [*no, *yes])
+
+
+def _counted(out: Iterable[int], all_: Iterable[int]) -> dict[int, tuple[int, int]]:
+    times, of = Counter(out), Counter(all_)
+    return {client: (count, of[client]) for client, count in sorted(times.items(), key=lambda t: (-t[1], t[0]))}
+
+
+def run_facts(result: Result) -> dict[str, Any]:
+    """A run as `--json` prints it."""
+    out = {str(c): {"rounds": n, "of": of} for c, (n, of) in left_out(result).items()}
+    return {**result.to_dict(), "attack": result.config.attack, "rule": result.config.rule, "left_out": out}
+
+
+def summarise(result: Result) -> None:
+    """The numbers of one run, and what they are numbers of."""
+    benign = benign_only(result.config)
+    whose = f"accuracy of {len(result.per_client) - len(result.malicious)} benign clients" if benign else "accuracy"
+    columns = ("macro", "micro", "worst decile", "std over clients")
+    made = table(None, f"{whose}, percent", *columns, right=columns)
+    last, best = result.accuracy, result.best
+    for name, a in ((f"last round ({result.history[-1].round})", last), (f"best round ({best.round})", best.accuracy)):
+        made.add_row(name, *(percent(v) for v in (a.macro, a.micro, a.worst_decile, a.std)))
+    out = screen()
+    out.print(made)
+    sent, prepared = result.bytes, result.prepared
+    facts = {
+        "method": escape(" ".join([result.method, *(f"{k}={v}" for k, v in result.options.items())])),
+        "evaluated": f"{prepared.eval_point.replace('_', ' ')}; macro: mean over clients, micro: over test samples",
+        **_hostility(result),
+        "split": f"{prepared.split_hash}, seed {result.seed}",
+        "sent": f"{size(sent['down'])} down, {size(sent['up'])} up",
+        "time": f"{seconds(result.seconds)} on {prepared.device} ({prepared.precision})",
+    }
+    for name, value in facts.items():
+        out.print(f"[dim]{name:<10}[/] {value}", soft_wrap=True)
+
+
+def _hostility(result: Result) -> dict[str, str]:
+    """Who attacked, who was removed, left out or failed, and how well attackers were told from the others."""
+    config, bad = result.config, set(result.malicious)
+    facts: dict[str, str] = {}
+    if config.attack != "none":
+        knows = "all updates" if config.knowledge == "full" else "their own updates"
+        facts["attack"] = escape(f"{threat(config, len(result.per_client))}; attackers see {knows}")
+    if config.rule != "mean":
+        facts["rule"] = escape(config.rule)
+    if bad:
+        facts["malicious"] = f"{_names(result, sorted(bad))}  [dim](marked *)[/]"
+    if result.removed:
+        by_round: dict[int, list[int]] = {}
+        for client, round in sorted(result.removed.items(), key=lambda item: (item[1], item[0])):
+            by_round.setdefault(round + 1, []).append(client)
+        facts["removed"] = "; ".join(f"round {r}: {_names(result, clients)}" for r, clients in by_round.items())
+    if out := left_out(result):
+        facts["left out"] = _names(result, out, out) + " rounds"
+    if out := rejected(result):
+        facts["rejected"] = _names(result, out, out) + " rounds [dim](by the method)[/]"
+    if found := result.detection:
+        rates, how = found.overall, "found: removed, or left out by the rule the last time it took part"
+        facts["detection"] = (
+            f"accuracy {_share(rates.accuracy)}, false positives {_share(rates.false_positive)} of the benign, "
+            f"false negatives {_share(rates.false_negative)} of the malicious  [dim]({how})[/]"
+        )
+    if result.failures:
+        of_bad = sum(f.client in bad for f in result.failures)
+        facts["failures"] = f"{len(result.failures)}" + (f", {of_bad} of them of malicious clients" if bad else "")
+    return facts
+
+
+def _names(result: Result, clients: Iterable[int], counts: Mapping[int, tuple[int, int]] | None = None) -> str:
+    """Clients by name, malicious ones marked; with how often, where that is known."""
+    listed = list(clients)
+    words = []
+    for client in listed[:MOST_NAMES]:
+        name = escape(result.per_client[client].name)
+        word = f"[red]{name}*[/]" if client in result.malicious else name
+        words.append(f"{word} {counts[client][0]}/{counts[client][1]}" if counts else word)
+    more = len(listed) - len(words)
+    return ", ".join(words) + (f" and {more} more" if more > 0 else "")
+
+
+def _share(value: float) -> str:
+    return percent(100 * value) + (" %" if value == value else "")
