@@ -284,7 +284,7 @@ def prepare(
 
     `tamper` and `average` replace what the configuration's attack and rule would do."""
     average = average or _rule(config)
-    attack = None if config.attack == "none" else make_attack(*_named(config.attack))
+    attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
     kind = method or METHODS[config.method]
     options = options_of(kind, config.options, config.method)
     opt = config.optimiser_of()
@@ -361,7 +361,7 @@ def run_config(config: Config, *, on_event: Listener | None = None, **given: Any
             graphs.forget()
 
 
-def _named(spec: str) -> tuple[str, dict[str, str]]:
+def named_spec(spec: str) -> tuple[str, dict[str, str]]:
     """A name and its options: "lie:z=0.5,other=1"."""
     name, _, rest = spec.partition(":")
     pairs = [part.partition("=") for part in rest.split(",") if part]
@@ -372,7 +372,7 @@ def _named(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def _rule(config: Config) -> Average:
-    name, options = _named(config.rule)
+    name, options = named_spec(config.rule)
     return weighted_mean if name == "mean" and not options else Watched(make_rule(name, options))
 
 

@@ -131,11 +131,11 @@ def checked(config: Config) -> Config:
 
 def check_attack(spec: str) -> None:
     from fedkin.robust import ATTACKS, make_attack
-    from fedkin.rounds import _named
+    from fedkin.rounds import named_spec
 
     if spec == "none":
         return
-    name, options = _named(spec)
+    name, options = named_spec(spec)
     if name not in ATTACKS:
         raise unknown("attack", name, [*ATTACKS, "none"])
     with _naming(f"--attack {spec}"):
@@ -146,9 +146,9 @@ def check_rule(spec: str) -> None:
     import torch
 
     from fedkin.robust import RULES, make_rule
-    from fedkin.rounds import _named
+    from fedkin.rounds import named_spec
 
-    name, options = _named(spec)
+    name, options = named_spec(spec)
     RULES[name]
     with _naming(f"--rule {spec}"):
         rule = make_rule(name, options)

@@ -422,23 +422,25 @@ def choose(work: Work, budget: float = 0.8) -> str:
     if len(names) == 1 or not work.steps.size or work.steps.max() == 0:
         return names[0]
     rows = np.argsort(-work.steps, kind="stable")[: max(2 * cores(), min(len(work.rows), 16))].tolist()
-    best, fastest, spent = names[0], float("inf"), 0.0
+    best, fastest, begin = names[0], float("inf"), time.perf_counter()
     for name in names:
-        if spent > budget:
+        if time.perf_counter() - begin > budget:
             break
+        run_way(name, work.take(rows, 1))  # the first time is always slow
         steps = 1
-        while True:
+        while time.perf_counter() - begin < budget:
             small = work.take(rows, steps)
-            begin = time.perf_counter()
-            run_way(name, small)
-            took = time.perf_counter() - begin
-            spent += took
-            if took > 0.04 or spent > budget or steps >= work.steps.max():
+            seconds = _seconds(name, small)
+            per_step = seconds / max(int(small.steps.sum()), 1)
+            if per_step < fastest:
+                best, fastest = name, per_step
+            if seconds > 0.05 or steps >= work.steps.max():
                 break
             steps *= 3
-        per_step = took / max(int(small.steps.sum()), 1)
-        if per_step < fastest:
-            best, fastest = name, per_step
     return best
 
 
+def _seconds(way: str, work: Work) -> float:
+    begin = time.perf_counter()
+    run_way(way, work)
+    return time.perf_counter() - begin
