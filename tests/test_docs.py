@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fedkin.methods import METHODS
+
 DOCS = sorted((Path(__file__).parent.parent / "docs").glob("*.md"))
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_examples() -> Iterator[None]:
+    """What a page registers must not be there for the next test."""
+    before = dict(METHODS)
+    yield
+    METHODS._entries.clear()
+    METHODS._entries.update(before)
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda p: p.stem)
