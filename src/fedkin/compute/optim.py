@@ -92,7 +92,10 @@ def update(
     g: list[Tensor] = list(grads)
     if opt.weight_decay:
         g = list(torch._foreach_add(g, list(params), alpha=opt.weight_decay))
-    if pull is not None:
+    if pull is not None and isinstance(pull.mu[0], float):
+        g = list(torch._foreach_add(g, list(params), alpha=pull.mu[0]))
+        torch._foreach_add_(g, list(pull.anchor), alpha=-pull.mu[0])
+    elif pull is not None:
         g = [gi + mu * (p - a) for gi, mu, p, a in zip(g, pull.mu, params, pull.anchor, strict=True)]
     if masks is not None:
         g = [gi * m for gi, m in zip(g, masks, strict=True)]

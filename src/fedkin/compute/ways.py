@@ -111,7 +111,7 @@ def _train_row(work: Work, r: int, tape: Tape | None) -> float:
     taken = 0.0 if work.moments is None else float(work.moments.steps[r])
     masks = None if work.mask is None else shaped(work.mask)
     pull = None
-    if work.anchor is not None and work.mu is not None:
+    if work.anchor is not None and work.mu is not None and float(work.mu[r]):
         pull = Pull([float(work.mu[r])] * len(learn), shaped(work.anchor))
     given = [{k: v[r : r + 1] for k, v in term.given.items()} for term in work.terms]
     table, sizes = work.plan.table[:, work.client[r]], work.plan.sizes[:, work.client[r]]
