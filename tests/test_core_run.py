@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fedkin as fk
 from fedkin.compute.batches import plan
+from fedkin.compute.probe import bf16_works
 from fedkin.config import make_config
 from fedkin.data import Dataset, Split
 from fedkin.errors import DataError, UsageError
@@ -417,3 +418,12 @@ def test_local_batch_norm_statistics_differ_between_clients_and_shared_ones_do_n
         assert torch.allclose(means[0], means[1], atol=1e-6) == same
         weights = job.site.layout.tensors(personal_rows(job))["body.0.weight"]
         assert torch.equal(weights[0], weights[1])
+
+
+def test_bf16_computes_in_bf16() -> None:
+    if not bf16_works():
+        pytest.skip("a trial of bf16 crashed on this CPU")
+    settings = {"rounds": 1, "clients": 10, "lr": 0.05, "way": "each"}
+    exact, rough = (fk.run("fedavg", precision=p, **settings) for p in ("fp32", "bf16"))
+    difference = float((exact._rows - rough._rows).norm() / exact._rows.norm())
+    assert 1e-6 < difference < 1e-2

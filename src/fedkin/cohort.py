@@ -285,7 +285,7 @@ class Cohort:
             forward=site.forward, layout=layout, rows=rows, client=np.tile(np.arange(clients), len(models)),
             source=site.source, plan=steps, opt=opt or training.opt, learn=self._learned(learn), terms=terms,
             mask=mask, mu=mu, anchor=anchor, moments=moments, noise=noise, precision=training.precision,
-            tape=site.tape, horizon=self._horizon,
+            tape=site.tape if training.precision == "fp32" else None, horizon=self._horizon,
         )  # fmt: skip
         losses = site.chooser.train(work)
         self.losses = losses[-clients:]

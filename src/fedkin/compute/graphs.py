@@ -38,6 +38,7 @@ class Captured:
     def __init__(self, work: Work, rows: int, compiled: bool) -> None:
         device = work.rows.device
         self.rows, self.compiled = rows, compiled
+        self.alive = (work.forward, work.source)  # the graphs point into them, and `_key` goes by their identity
         self.stack = Stack(work, rows)
         batch = work.plan.table.shape[2]
         self.table = torch.zeros(SEGMENT, rows, batch, dtype=torch.int64, device=device)
