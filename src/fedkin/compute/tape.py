@@ -32,7 +32,7 @@ class Tape:
             (i for i, op in enumerate(program.ops) if op.name == program.features), len(program.ops) - 1
         )
         self.split = program.features != program.logits
-        self._kept: dict[str, Tensor] = {}
+        self._kept: dict[tuple[str, bool], Tensor] = {}
 
     @classmethod
     def of(cls, program: object) -> Tape | None:
@@ -128,9 +128,10 @@ class Tape:
         return g.reshape(x.shape) if isinstance(layer, nn.Flatten) else g
 
     def _buffer(self, name: str, like: Tensor) -> Tensor:
-        if name not in self._kept:
-            self._kept[name] = torch.empty_like(like)
-        return self._kept[name]
+        key = (name, torch.is_inference_mode_enabled())  # a tensor made in that mode cannot be written outside it
+        if key not in self._kept:
+            self._kept[key] = torch.empty_like(like)
+        return self._kept[key]
 
 
 def _plain(layer: nn.Module | None) -> bool:

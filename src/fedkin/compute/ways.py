@@ -98,6 +98,12 @@ def each(work: Work, workers: int = 1) -> Tensor:
 
 
 def _train_row(work: Work, r: int, tape: Tape | None) -> float:
+    """All steps of one row, in place; returns its mean loss. Without autograd there is nothing to track."""
+    with torch.inference_mode(tape is not None and is_plain(work.terms)):
+        return _steps_of_row(work, r, tape)
+
+
+def _steps_of_row(work: Work, r: int, tape: Tape | None) -> float:
     layout, source = work.layout, work.source
     own = {name: _channels_last(t.clone()) for name, t in layout.tensors(work.rows[r]).items()}
     learn = [own[name] for name in work.learn]
