@@ -29,6 +29,7 @@ from fedkin.layout import Layout
 
 Precision = Literal["fp32", "tf32", "bf16"]
 WORTH_SHARING = 4_000_000  # multiplications in a step below which more than one thread only costs
+CLEARLY = 0.8  # a way must take at most this share of a likelier one's time to be preferred: timings are noisy
 WAYS = ("each", "threads", "batched", "graph", "compiled")
 
 
@@ -427,22 +428,25 @@ def choose(work: Work, budget: float = 0.8) -> str:
     names = candidates(work)
     if len(names) == 1 or not work.steps.size or work.steps.max() == 0:
         return names[0]
-    rows = np.argsort(-work.steps, kind="stable")[: max(2 * cores(), min(len(work.rows), 16))].tolist()
+    order = np.argsort(-work.steps, kind="stable").tolist()
     best, fastest, begin = names[0], float("inf"), time.perf_counter()
     for name in names:
+        # Row by row, setting up a row must be spread over its steps; together, what counts is the number of rows.
+        rows = order[: 16 if name == "batched" else 2 * cores()]
         if time.perf_counter() - begin > budget:
             break
         run_way(name, work.take(rows, 1))  # the first time is always slow
-        steps = 1
+        steps, enough = 1, False
         while time.perf_counter() - begin < budget:
             small = work.take(rows, steps)
             seconds = _seconds(name, small)
             per_step = seconds / max(int(small.steps.sum()), 1)
-            if per_step < fastest:
+            if per_step < fastest * (1.0 if name == best else CLEARLY):
                 best, fastest = name, per_step
-            if seconds > 0.05 or steps >= work.steps.max():
+            if enough:
                 break
-            steps *= 3
+            enough = seconds > 0.05 or steps >= work.steps.max()  # once more at this size: the better one counts
+            steps *= 1 if enough else 3
     return best
 
 
