@@ -35,6 +35,7 @@ from fedkin.models import build
 from fedkin.rounds import Job, pick_device, pick_precision, prepare, split_of
 
 Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS = ("auto", "fp32", "tf32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ def run_bench(
     chosen = pick_device(device)
     if what != "all" and what not in BENCHES:
         raise unknown("benchmark", what, [*BENCHES, "all"])
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
     names = [what] if what != "all" else list(ON_GPU if chosen.type == "cuda" else ON_CPU)
     rows: list[dict[str, Any]] = []
     for name in names:

@@ -337,11 +337,6 @@ class Cohort:
         loss = torch.stack([f[2] for f in found]) / count.sum(1).clamp(min=1)
         return Scores(correct, count, loss)
 
-    def judge(self, rows: Tensor, data: DataPart) -> tuple[Tensor, Tensor]:
-        """Every client tries each of M models, [M, D], on its own data: hits per class [K, M, C], samples [K, C]."""
-        scores = [self.evaluate(row, data) for row in rows]
-        return torch.stack([s.correct for s in scores], 1), scores[0].count
-
     def features(self, rows: Tensor, data: DataPart = "train") -> list[Tensor]:
         """The head's inputs for each client's samples in order: K tensors [n_k, F]."""
         wide = self._wide(rows)

@@ -19,7 +19,7 @@ from fedkin.compute import graphs
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
 from fedkin.compute.probe import require_bf16
-from fedkin.compute.program import trace
+from fedkin.compute.program import Context, trace
 from fedkin.config import Config
 from fedkin.data import CORRUPTIONS, Dataset, Partition, Split, apply_shift, from_folder, load, make_split
 from fedkin.engines.local import LocalEngine
@@ -336,7 +336,7 @@ def prepare(
     resolved = replace(config, clients=split.clients, model=type(network).__name__ if model is not None else name)
     prepared = Prepared(resolved, split.clients, dataset.classes, split.hash, layout.parameters, str(device),
                         precision, point)  # fmt: skip
-    job = Job(resolved, prepared, server, fed, site, engine, network, _as_dict(options), adversary=adversary)
+    job = Job(resolved, prepared, server, fed, site, engine, network, asdict(options), adversary=adversary)
     if adversary is not None and not adversary.redraw:
         job.watched = Clients(np.flatnonzero(~adversary.malicious()), samples)
     return job
@@ -431,16 +431,10 @@ def pick_precision(name: str, device: torch.device) -> Literal["fp32", "tf32", "
 
 
 def _check_classes(forward: Any, layout: Layout, row: torch.Tensor, example: torch.Tensor, classes: int) -> None:
-    from fedkin.compute.program import Context
-
     with torch.no_grad():
         logits = forward(layout.tensors(row.cpu().unsqueeze(0)), example, 1, Context()).logits
     if logits.shape[-1] < classes:
         raise UsageError(f"the network gives {logits.shape[-1]} outputs, the data have {classes} classes")
-
-
-def _as_dict(options: Any) -> dict[str, Any]:
-    return asdict(options)
 
 
 def summary(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -40,7 +40,6 @@ class Context:
     valid: Tensor | None = None  # bool [R, B]
     noise: Tensor | None = None  # int64 [R]
     dtype: torch.dtype = torch.float32
-    conv: str = "unfold"  # how R convolutions become one: "unfold" or "grouped"
     compiled: bool = False
     salt: int = 0
 
@@ -139,7 +138,7 @@ def _conv2d(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: i
         return F.conv2d(x.to(c.dtype), w[0].to(c.dtype), None if b is None else b[0].to(c.dtype), m.stride,
                         m.padding, m.dilation, m.groups)  # fmt: skip
     out, batch = m.out_channels, x.shape[0] // rows
-    if c.conv == "grouped" or m.groups != 1 or any(d != 1 for d in m.dilation):
+    if m.groups != 1 or any(d != 1 for d in m.dilation):
         wide = x.reshape(rows, batch, *x.shape[1:]).transpose(0, 1).reshape(batch, -1, *x.shape[2:])
         flat_bias = None if b is None else b.reshape(-1).to(c.dtype)
         y = F.conv2d(wide.to(c.dtype), w.reshape(-1, *w.shape[2:]).to(c.dtype), flat_bias, m.stride, m.padding,

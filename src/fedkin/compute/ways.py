@@ -284,7 +284,7 @@ Loss = Callable[
 ]
 
 
-def loss_of(work: Work, rows: int, compiled: bool = False, conv: str = "unfold") -> Loss:
+def loss_of(work: Work, rows: int, compiled: bool = False) -> Loss:
     """The losses of `rows` rows as one function of tensors, ready to be compiled. Padded samples weigh nothing."""
     forward, source, terms, dtype = work.forward, work.source, list(work.terms), work.dtype
 
@@ -297,7 +297,7 @@ def loss_of(work: Work, rows: int, compiled: bool = False, conv: str = "unfold")
         y = source.labels(flat).view(rows, batch)
         valid = torch.arange(batch, device=y.device) < size.unsqueeze(1)
         x = source.batch(flat, None if moves is None else moves.reshape(-1))
-        out = forward(params, x, rows, Context(True, valid, noise, dtype, conv, compiled))
+        out = forward(params, x, rows, Context(True, valid, noise, dtype, compiled))
         return (total(terms, out, y, given) * valid).sum(1) / size.clamp(min=1)
 
     return loss
@@ -326,7 +326,7 @@ def step_rows(work: Work, stack: Stack, active: int, loss: Loss, batch: Batch, g
     return values.detach()
 
 
-def batched(work: Work, conv: str = "unfold") -> Tensor:
+def batched(work: Work) -> Tensor:
     """All rows in one program, op by op. At each step exactly the rows that still have data take part."""
     order = np.argsort(-work.steps, kind="stable")
     stack = Stack(work, len(order))
@@ -341,7 +341,7 @@ def batched(work: Work, conv: str = "unfold") -> Tensor:
     functions: dict[int, Loss] = {}
     for s, active in enumerate(counts.tolist()):
         if active not in functions:
-            functions[active] = loss_of(work, active, conv=conv)
+            functions[active] = loss_of(work, active)
         now = Batch(
             table[s, :active],
             sizes[s, :active],
