@@ -1,346 +1,71 @@
-"""What every method must stand, whatever its paper says. One function a promise; each takes a method and its options.
-
-    from conformance import CHECKS
-    for check in CHECKS:
-        check("my-method", {"lam": 0.5})        # or your class instead of its name
-
-The federation is tiny and unpleasant: a client with one sample, a class that nobody has, few rounds.
-"""
+"""The checks of `fedkin.testing`, as the tests know them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from itertools import pairwise
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor, nn
-
-from fedkin.config import make_config
-from fedkin.data import Dataset, Split
-from fedkin.federation import Answer, Faults, Masked, Tamper
-from fedkin.methods import METHODS, Method
-from fedkin.rounds import Job, prepare
-
-Kind = str | type[Method]
-FEATURES, CLASSES = 6, 4  # of the four classes only three occur
-
-
-def federation(sizes: tuple[int, ...] = (9, 6, 1), tests: int = 3, seed: int = 0) -> tuple[Dataset, Split]:
-    """Clients of these training sizes; the last class is nobody's."""
-    rng = np.random.default_rng(seed)
-    total = sum(sizes) + tests * len(sizes)
-    y = rng.integers(0, CLASSES - 1, total)
-    x = (rng.standard_normal((total, FEATURES)) + y[:, None]).astype(np.float32)
-    edges = np.cumsum([0, *[n + tests for n in sizes]])
-    rows = [np.arange(a, b) for a, b in pairwise(edges)]
-    nobody = tuple(r[:0] for r in rows)
-    split = Split(tuple(r[tests:] for r in rows), nobody, tuple(r[:tests] for r in rows),
-                  tuple(f"client-{i}" for i in range(len(sizes))))  # fmt: skip
-    return Dataset("tiny", x, y, CLASSES), with_validation(split)
-
-
-def with_validation(split: Split) -> Split:
-    """A last training sample for validation wherever more than three are left."""
-    spare = [r[-1:] if len(r) > 3 else r[:0] for r in split.train]
-    train = tuple(r[: len(r) - len(v)] for r, v in zip(split.train, spare, strict=True))
-    return replace(split, train=train, validation=tuple(spare))
-
-
-class Network(nn.Module):
-    def __init__(self, norm: bool = False) -> None:
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.body = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8) if norm else nn.Identity(), nn.ReLU())
-            self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x))
-
-
-def job_of(
-    method: Kind,
-    options: Mapping[str, Any] | None = None,
-    *,
-    sizes: tuple[int, ...] = (9, 6, 1),
-    tamper: Tamper | None = None,
-    norm: bool = False,
-    **settings: Any,
-) -> Job:
-    """A run on the tiny federation, ready to go."""
-    named = {"method": method} if isinstance(method, str) else {"method": method.__name__.lower()}
-    defaults = {"rounds": 2, "epochs": 1, "batch": 4, "lr": 0.1, "device": "cpu", "way": "each"}
-    config = make_config({**defaults, **named, **settings, "options": dict(options or {})})
-    kind = METHODS[method] if isinstance(method, str) else method
-    return prepare(config, method=kind, model=Network(norm), data=federation(sizes), tamper=tamper)
-
-
-def finished(job: Job) -> Job:
-    for _ in range(job.config.rounds):
-        job.advance()
-    job.finish()
-    return job
-
-
-def personal_rows(job: Job) -> Tensor:
-    return job.evaluate()[3]
-
-
-def sane(job: Job) -> None:
-    """Nobody's model is broken, and every client can have its own."""
-    rows = personal_rows(job)
-    assert rows.shape == (len(job.fed.all), job.site.layout.width)
-    assert torch.isfinite(rows).all(), "a personal model holds NaN or infinity"
-    for value in tensors_in(job.method.state()):
-        assert not value.is_floating_point() or torch.isfinite(value).all(), "the server holds NaN or infinity"
-    result = job.result()
-    for client in job.fed.all:
-        module = result.personal(client)
-        assert not module.training
-        assert module(torch.zeros(2, FEATURES)).shape == (2, CLASSES)
-    assert 0 <= result.accuracy.micro <= 100
-    json.dumps(result.to_dict()["failed"])
-
-
-def tensors_in(value: object) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [t for v in value.values() for t in tensors_in(v)]
-    if isinstance(value, list | tuple):
-        return [t for v in value for t in tensors_in(v)]
-    return []
-
-
-# ---------------------------------------------------------------- tampering with replies
-
-
-def poison(client: int) -> Tamper:
-    """Everything this client sends is NaN."""
-
-    def tamper(ids: Any, phase: str, message: Any, answer: Answer, round: int) -> Answer:
-        for k in np.flatnonzero(answer.ids == client):
-            answer.replies = {n: _with_nan(v, int(k)) for n, v in answer.replies.items()}
-        return answer
-
-    return tamper
-
-
-def _with_nan(value: Tensor | Masked, k: int) -> Tensor | Masked:
-    if isinstance(value, Masked):
-        return Masked(_with_nan(value.values, k), value.mask)  # type: ignore[arg-type]
-    if not value.is_floating_point():
-        return value
-    value = value.clone()
-    value[k] = float("nan")
-    return value
-
-
-def misshape(client: int, how: str) -> Tamper:
-    """This client sends a tensor of another shape, another type, or under another name."""
-
-    def tamper(ids: Any, phase: str, message: Any, answer: Answer, round: int) -> Answer:
-        at = answer.ids == client
-        if not at.any() or not answer.replies:
-            return answer
-        k, keep = int(np.flatnonzero(at)[0]), torch.from_numpy(~at)
-        plain = {n: v.values if isinstance(v, Masked) else v for n, v in answer.replies.items()}
-        wrong = {
-            "shape": {n: torch.cat([v[k].flatten(), v[k].flatten()[:1]]) for n, v in plain.items()},
-            "type": {n: v[k].to(torch.complex64) for n, v in plain.items()},
-            "name": {f"{n}-2": v[k] for n, v in plain.items()},
-        }
-        rest = {
-            n: Masked(v.values[keep], v.mask[keep]) if isinstance(v, Masked) else v[keep]
-            for n, v in answer.replies.items()
-        }
-        return Answer(answer.ids[~at], rest, {client: wrong[how]}, answer.failed)
-
-    return tamper
-
-
-# ---------------------------------------------------------------- the promises
-
-
-def runs_and_serves_every_client(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    """Two rounds with two of three clients: everybody has a model in the end, trained on or not."""
-    job = finished(job_of(method, options, participation=0.67))
-    assert [r.round for r in job.history if not r.final] == [1, 2]
-    assert all(r.participants == 2 for r in job.history if not r.final)
-    sane(job)
-
-
-def learns_something(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    job = job_of(method, options)
-    before = personal_rows(job)
-    finished(job)
-    assert not torch.equal(personal_rows(job), before), "no personal model has changed in two rounds"
-
-
-def repeats_itself(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    """The same seed gives the same bits; another seed does not."""
-    one, two = (personal_rows(finished(job_of(method, options, seed=5, participation=0.67))) for _ in range(2))
-    other = personal_rows(finished(job_of(method, options, seed=6, participation=0.67)))
-    assert torch.equal(one, two), "two runs with one seed differ"
-    assert not torch.equal(one, other), "the seed changes nothing"
-
-
-def does_not_depend_on_the_chunk(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    """One client at a time, two, or all: the same up to rounding."""
-    whole = personal_rows(finished(job_of(method, options, way="batched", sizes=(9, 6, 1, 5))))
-    for chunk in (1, 3):
-        pieces = personal_rows(finished(job_of(method, options, way="batched", sizes=(9, 6, 1, 5), chunk=chunk)))
-        assert torch.allclose(whole, pieces, rtol=1e-3, atol=1e-4), f"chunk={chunk} changes the result"
-
-
-def works_with_two_clients(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    sane(finished(job_of(method, options, sizes=(5, 4))))
-
-
-def survives_dropouts(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    """Half of the clients stay silent at each exchange: recorded, and the run goes on."""
-    job = finished(job_of(method, options, drop=0.5, rounds=4))
-    assert any(f.reason == "dropped out" for f in job.fed.failures)
-    sane(job)
-
-
-def survives_stragglers(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    job = finished(job_of(method, options, straggle=0.5, rounds=4))
-    assert any(f.reason == "reply came too late" for f in job.fed.failures)
-    sane(job)
-
-
-def survives_when_nobody_answers(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    """Nobody did anything, so nobody's model may have changed."""
-    job = job_of(method, options)
-    job.fed._faults = Faults(drop=1.0)
-    before = personal_rows(job)
-    finished(job)
-    sane(job)
-    assert all(e.answered == 0 and e.bytes_up == 0 for e in job.fed.exchanges)
-    assert torch.equal(personal_rows(job), before), "models changed although nobody answered"
-
-
-def survives_when_everybody_is_late(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    job = job_of(method, options)
-    job.fed._faults = Faults(straggle=1.0)
-    sane(finished(job))
-
-
-def survives_poison(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    """One client sends NaN: it is a failure with a reason, and nobody's model is harmed."""
-    job = finished(job_of(method, options, tamper=poison(1)))
-    if job.result().bytes["up"]:
-        assert {f.client for f in job.fed.failures} == {1}
-        assert any("not finite" in f.reason for f in job.fed.failures)
-    sane(job)
-
-
-def survives_odd_replies(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    words = {"shape": "has shape", "type": "is torch.complex64 instead of", "name": "instead of"}
-    for how, reason in words.items():
-        job = finished(job_of(method, options, tamper=misshape(1, how)))
-        if job.result().bytes["up"]:
-            assert {f.client for f in job.fed.failures} == {1}
-            assert all(reason in f.reason for f in job.fed.failures), (how, job.fed.failures)
-        sane(job)
-
-
-def never_asks_the_removed(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    asked: list[int] = []
-
-    def listen(ids: Any, phase: str, message: Any, answer: Answer, round: int) -> Answer:
-        asked.extend(ids.tolist())
-        return answer
-
-    job = job_of(method, options, tamper=listen)
-    job.fed.remove([0])
-    sane(finished(job))
-    assert asked
-    assert 0 not in asked
-
-
-def sends_no_more_than_it_says(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    """`shares` bounds what leaves a client at one time (besides a number about each other client)."""
-    job = finished(job_of(method, options))
-    for e in job.fed.exchanges:
-        assert e.bytes_down >= 0
-        assert e.bytes_up >= 0
-        assert 0 <= e.answered <= e.asked <= len(job.fed.all)
-    shares = job.method.shares
-    if shares == "nothing":
-        assert job.result().bytes == {"down": 0, "up": 0}
-    elif shares in ("model", "body", "head"):
-        most = 4 * (job.site.layout.size(shares) + len(job.fed.all))
-        for e in job.fed.exchanges:
-            assert e.bytes_up <= most * e.answered, f"{e.phase} sends more than its {shares}"
-
-
-def keeps_a_plain_state(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    """Tensors, numbers, names, and dictionaries and lists of these: what a checkpoint can hold."""
-    job = finished(job_of(method, options))
-    assert "options" not in job.method.state()
-    for name, value in job.method.state().items():
-        _plain(value, name)
-
-
-def _plain(value: object, where: str) -> None:
-    if isinstance(value, Mapping):
-        for k, v in value.items():
-            assert isinstance(k, str | int), f"state {where}: key {k!r} is neither a name nor a number"
-            _plain(v, f"{where}.{k}")
-    elif isinstance(value, list | tuple):
-        for i, v in enumerate(value):
-            _plain(v, f"{where}[{i}]")
-    else:
-        kinds = (Tensor, bool, int, float, str, type(None))
-        assert isinstance(value, kinds), f"state {where} is a {type(value).__name__}"
-
-
-def keeps_its_halves_apart(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    """The client half has no memory but `keeps`, and is never told what the server half knows."""
-    job = job_of(method, options)
-    client = job.engine._method
-    assert client is not job.method
-    before = dict(vars(client))
-    finished(job)
-    sane(job)
-    after = dict(vars(client))
-    assert after.keys() == before.keys(), f"the client half remembers {sorted(after.keys() - before.keys())} on itself"
-    assert all(after[k] is before[k] for k in before), "the client half changed its own attributes"
-
-
-def can_be_judged_at_both_points(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    for point in ("received", "after_local"):
-        sane(finished(job_of(method, options, eval_point=point)))
-
-
-def handles_batch_norm(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    """Statistics averaged or local; where local, nothing that travels is wide enough to hold them."""
-    for buffers in ("average", "local"):
-        job = finished(job_of(method, options, norm=True, buffers=buffers, lr=0.01))
-        sane(job)
-        variance = job.site.layout.tensors(personal_rows(job))["body.1.running_var"]
-        assert (variance > 0).all(), "a variance is not positive"
-
-
-def measuring_changes_nothing(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    """Evaluating twice, or more often, does not alter the run."""
-    job = finished(job_of(method, options))
-    first = personal_rows(job)
-    assert torch.equal(first, personal_rows(job))
-    seldom = finished(job_of(method, options, eval_every=2))
-    assert torch.equal(first, personal_rows(seldom)), "evaluating more often changes the result"
-
-
-CHECKS: list[Callable[..., None]] = [
-    runs_and_serves_every_client, learns_something, repeats_itself, does_not_depend_on_the_chunk,
-    works_with_two_clients, survives_dropouts, survives_stragglers, survives_when_nobody_answers,
-    survives_when_everybody_is_late, survives_poison, survives_odd_replies, never_asks_the_removed,
-    sends_no_more_than_it_says, keeps_a_plain_state, keeps_its_halves_apart, can_be_judged_at_both_points,
-    handles_batch_norm, measuring_changes_nothing,
-]  # fmt: skip
+from fedkin.testing import (
+    CLASSES,
+    FEATURES,
+    Network,
+    can_be_judged_at_both_points,
+    does_not_depend_on_the_chunk,
+    federation,
+    finished,
+    handles_batch_norm,
+    job_of,
+    keeps_a_plain_state,
+    keeps_its_halves_apart,
+    learns_something,
+    measuring_changes_nothing,
+    misshape,
+    never_asks_the_removed,
+    personal_rows,
+    poison,
+    repeats_itself,
+    runs_and_serves_every_client,
+    sane,
+    sends_no_more_than_it_says,
+    survives_dropouts,
+    survives_odd_replies,
+    survives_poison,
+    survives_stragglers,
+    survives_when_everybody_is_late,
+    survives_when_nobody_answers,
+    tensors_in,
+    with_validation,
+    works_with_two_clients,
+)
+from fedkin.testing import METHOD_CHECKS as CHECKS
+
+__all__ = [
+    "CHECKS",
+    "CLASSES",
+    "FEATURES",
+    "Network",
+    "can_be_judged_at_both_points",
+    "does_not_depend_on_the_chunk",
+    "federation",
+    "finished",
+    "handles_batch_norm",
+    "job_of",
+    "keeps_a_plain_state",
+    "keeps_its_halves_apart",
+    "learns_something",
+    "measuring_changes_nothing",
+    "misshape",
+    "never_asks_the_removed",
+    "personal_rows",
+    "poison",
+    "repeats_itself",
+    "runs_and_serves_every_client",
+    "sane",
+    "sends_no_more_than_it_says",
+    "survives_dropouts",
+    "survives_odd_replies",
+    "survives_poison",
+    "survives_stragglers",
+    "survives_when_everybody_is_late",
+    "survives_when_nobody_answers",
+    "tensors_in",
+    "with_validation",
+    "works_with_two_clients",
+]

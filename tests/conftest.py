@@ -13,6 +13,7 @@ def _quiet_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_num_threads(1)
     patch = pytest.MonkeyPatch()
     patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    patch.setenv("FEDKIN_RUNS", str(tmp_path_factory.mktemp("runs")))
     yield
     patch.undo()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fedkin.cohort
 from fedkin.cohort import Keep
 from fedkin.compute.losses import align, cross_entropy
+from fedkin.compute.ways import Work, run_way
 from fedkin.errors import DataError, UsageError
 
 NETWORKS = {
@@ -65,6 +66,31 @@ def test_gradient_norms_sum_the_squared_norms_of_batch_gradients(name: str, lear
         batches = zip(x.split(4), y.split(4), strict=True)
         expected = sum(gradient(module, bx, by, learn).square().sum() for bx, by in batches)
         assert found[k].item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["chain", "batch-norm"])
+@pytest.mark.parametrize("at_once", [8192, 9, 1])
+def test_many_clients_in_one_pass_measure_the_same(name: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does, done on this device: rows of ragged clients padded into shared passes."""
+    bench = bench_of(name, batch=4)
+    start, cohort = bench.starts(), bench.cohort()
+    scores, norms = cohort.evaluate(start, "train"), cohort.gradient_norms(start, "body", batch=3)
+    passes: list[str] = []
+
+    def batched(way: str, work: Work) -> Tensor:
+        passes.append(way)
+        return run_way("batched", work)
+
+    monkeypatch.setattr(fedkin.cohort, "run_way", batched)
+    monkeypatch.setattr(fedkin.cohort, "EVALUATE_TOGETHER", at_once)
+    monkeypatch.setattr(fedkin.cohort, "EVALUATE", 5)
+    monkeypatch.setattr(fedkin.cohort.Cohort, "_together", lambda self: True)
+    together = cohort.evaluate(start, "train")
+    assert torch.equal(together.correct, scores.correct)
+    assert torch.equal(together.count, scores.count)
+    torch.testing.assert_close(together.loss, scores.loss, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(cohort.gradient_norms(start, "body", batch=3), norms, rtol=1e-4, atol=1e-7)
+    assert passes == ["graph"]
 
 
 @pytest.mark.parametrize("name", ["chain", "batch-norm", "tied-weights"])

@@ -279,7 +279,7 @@ def test_no_attack_at_any_strength_makes_a_rule_return_nan(rule: str, name: str,
     rows = start + updates
     sent = attack(updates, malicious, "full", np.random.default_rng(0)) * strength
     rows[malicious] = start + sent
-    combine = FLTrust(root=updates[~malicious].mean(0)) if rule == "fltrust" else make_rule(rule)
+    combine = FLTrust(update=updates[~malicious].mean(0)) if rule == "fltrust" else make_rule(rule)
     for few in (rows, rows[:2], rows[malicious]):
         assert combine(few, torch.arange(1.0, len(few) + 1), start).isfinite().all()
 
@@ -313,18 +313,12 @@ def test_label_flips() -> None:
     assert 0.6 < (drawn != y).mean() < 1
 
 
-def test_input_noise_in_pixels_and_numbers() -> None:
-    x = np.full((40, 1, 8, 8), 128, np.uint8)
-    y = np.zeros(40, np.int64)
+def test_input_noise_is_not_in_the_data() -> None:
+    """It comes with each batch, other noise in every round."""
+    x, y = images()
     noisy, labels = InputNoise(0.1).poison(x, y, 10, 0, np.random.default_rng(0))
-    assert noisy.dtype == np.uint8
-    assert np.std(noisy.astype(float)) == pytest.approx(25.5, rel=0.05)
+    assert np.array_equal(noisy, x)
     assert np.array_equal(labels, y)
-    dark = InputNoise(0.3).poison(np.zeros_like(x), y, 10, 0, np.random.default_rng(0))[0]
-    assert (dark == 0).mean() == pytest.approx(0.5, abs=0.05)  # below black there is only black
-    real = InputNoise(0.2).poison(x.astype(np.float32), y, 10, 0, np.random.default_rng(0))[0]
-    assert np.std(real) == pytest.approx(0.2, rel=0.05)
-    assert real.dtype == np.float32
     with pytest.raises(UsageError, match="token"):
         InputNoise().poison(np.zeros((3, 5), np.int64), y[:3], 10, 0, np.random.default_rng(0))
 
@@ -385,5 +379,5 @@ def test_data_attacks_leave_the_original_alone(name: str) -> None:
     bad = attack.poison(x, y, 10, 0, np.random.default_rng(0))
     assert np.array_equal(x, before[0])
     assert np.array_equal(y, before[1])
-    assert not (np.array_equal(bad[0], x) and np.array_equal(bad[1], y))
+    assert name == "input-noise" or not (np.array_equal(bad[0], x) and np.array_equal(bad[1], y))
     assert (bad[0].dtype, bad[1].dtype, bad[0].shape) == (x.dtype, y.dtype, x.shape)

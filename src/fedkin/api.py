@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from fedkin.data import Dataset, Partition, Split, from_arrays, from_torch
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, Method
 from fedkin.registry import Registry
-from fedkin.rounds import Listener, Result, run_config, split_of, summary
+from fedkin.rounds import Listener, Result, run_config, split_of
+from fedkin.track import runs
+from fedkin.track.catalogue import Catalogue
+from fedkin.track.statistics import Outcome, groups_of, summary
 
 
 def run(
@@ -30,7 +34,8 @@ def run(
     """Train one federation; settings are those of `fedkin run --help` (rounds=..., lr=..., seed=...).
 
     `method` is a name or your own class; `model` a name or an `nn.Module`; `clients` a number, or your data: a list
-    with one (x, y) or (x_train, y_train, x_test, y_test) or torch Dataset per client."""
+    with one (x, y) or (x_train, y_train, x_test, y_test) or torch Dataset per client. With `runs_dir` the run leaves
+    a folder there, `result.run`, and can be resumed."""
     values: dict[str, Any] = {**settings, "options": options or {}, "partition": str(partition)}
     given: dict[str, Any] = {}
     if isinstance(method, str):
@@ -62,18 +67,51 @@ def run(
 
         loaded = load(config.data, config.data_dir)
         given["data"] = (loaded, split_of(config, loaded, partition))
+    if config.runs_dir is not None:
+        return runs.start(config, on_event=on_event, **given)
     return run_config(config, on_event=on_event, **given)
 
 
+def resume(
+    run: str,
+    *,
+    runs_dir: str | None = None,
+    method: type[Method] | None = None,
+    model: nn.Module | None = None,
+    data: tuple[Dataset, Split] | None = None,
+    clients: Sequence[Any] | None = None,
+    on_event: Listener | None = None,
+) -> Result:
+    """Go on with a run that was interrupted; of a finished one, its result with the personal models.
+
+    `run` is a name or a folder. What the run was given as Python objects has to be given again."""
+    own = _own_data(clients) if clients is not None else data
+    given: dict[str, Any] = {"method": method, "model": model, "data": own}
+    folder = Catalogue(runs_dir).locate(run)
+    return runs.resume(folder, on_event=on_event, **{k: v for k, v in given.items() if v is not None})
+
+
 def compare(
-    methods: Sequence[str | type[Method]], *, seeds: int | Sequence[int] = 1, **settings: Any
+    methods: Sequence[str | type[Method]],
+    *,
+    seeds: int | Sequence[int] = 1,
+    attack: str | Sequence[str] = "none",
+    rule: str | Sequence[str] = "mean",
+    baseline: str | None = None,
+    **settings: Any,
 ) -> tuple[list[Result], list[dict[str, Any]]]:
-    """Every method at every seed under the same settings: the results, and one summary row per method."""
+    """Every method at every seed under the same settings, under every attack and rule: the results, and one summary
+    row for each method, attack and rule. `baseline`: a method that the others are tested against (Wilcoxon)."""
     chosen = range(seeds) if isinstance(seeds, int) else seeds
-    if not len(chosen):
-        raise UsageError(f"seeds={seeds!r}: at least one")
-    results = [run(method, seed=seed, **settings) for method in methods for seed in chosen]
-    return results, summary(results)
+    if not len(chosen) or not len(methods):
+        raise UsageError(f"methods={methods!r}, seeds={seeds!r}: at least one of each")
+    attacks, rules = ([v] if isinstance(v, str) else list(v) for v in (attack, rule))
+    results = [
+        run(method, seed=seed, attack=a, rule=r, **settings)
+        for a, r, method, seed in product(attacks, rules, methods, chosen)
+    ]
+    groups = groups_of((o.config, o) for o in map(Outcome.of, results))
+    return results, summary(groups, baseline)
 
 
 def _name_of(kind: type[Method], registry: Registry[type[Method]]) -> str:

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import resource
 import statistics
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedkin.bench_cells import cell_costs
 from fedkin.cohort import Cohort, Site, Store, Training
 from fedkin.compute import graphs
 from fedkin.compute.batches import Source, plan
@@ -32,6 +37,7 @@ from fedkin.errors import unknown
 from fedkin.layout import Layout
 from fedkin.methods import METHODS
 from fedkin.models import build
+from fedkin.robust import RULES, apply, make_rule
 from fedkin.rounds import Job, pick_device, pick_precision, prepare, split_of
 
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -67,10 +73,13 @@ CASES: dict[str, Case] = {
                         "fedcap-emnist", (1, 28, 28), 62, 1000, 10, 40, 1, loop=False, chunk=100),
 }  # fmt: skip
 BENCHES: dict[str, str] = {name: case.about for name, case in CASES.items()} | {
-    "methods": "what methods cost beside FedAvg and FedBABU in the same run, and their server steps alone"
+    "methods": "what methods cost beside FedAvg and FedBABU in the same run, and their server steps alone",
+    "rules": "aggregation rules on 100 rows of 873,408 numbers: time, memory, and wrappers beside their base rule",
+    "track": "what a run folder costs: rounds of 20 clients of CNN-512 with and without, a checkpoint every 10 rounds",
+    "cells": "a cell of FedCAP's Table I on CIFAR-10 alone, and eighteen of them together",
 }
-ON_CPU = ("cnn-512", "fedcap-emnist", "emnist-1000", "methods")
-ON_GPU = ("cnn-512", "cnn-512-100", "resnet18", "ragged")
+ON_CPU = ("cnn-512", "fedcap-emnist", "emnist-1000", "methods", "rules", "track")
+ON_GPU = ("cnn-512", "cnn-512-100", "resnet18", "ragged", "rules", "cells")
 
 
 def run_bench(
@@ -87,6 +96,12 @@ def run_bench(
     for name in names:
         if name == "methods":
             rows += method_costs(chosen, quick)
+        elif name == "rules":
+            rows += rule_costs(chosen, quick)
+        elif name == "track":
+            rows += track_costs(chosen, quick)
+        elif name == "cells":
+            rows += cell_costs(chosen, precision, quick)
         else:
             rows.append(measure(name, chosen, pick_precision(precision, chosen), quick, way))
     return rows
@@ -168,6 +183,110 @@ def method_costs(device: torch.device, quick: bool) -> list[dict[str, Any]]:
         about = f"{name}'s server step, {clients} clients of {model}, {classes} classes"
         rows.append({"case": f"{name} server", "about": about, "server_ms": 1e3 * statistics.median(server)})
     return [{"device": str(device), "quick": quick, **row} for row in rows]
+
+
+def track_costs(device: torch.device, quick: bool) -> list[dict[str, Any]]:
+    """Ten rounds of two jobs in turn, one of them with a folder: the seconds that writing it took, as a share of the
+    rounds it was written for, and the ratio of the medians. FedCAP holds four models for every client."""
+    from fedkin.track.recorder import Recorder
+
+    rows, samples, epochs = [], *((20, 1) if quick else (60, 5))
+    for name in ("fedavg", "fedcap"):
+        plain, tracked = (_method_job(name, 20, "cnn-512", 10, samples, epochs, device) for _ in range(2))
+        with tempfile.TemporaryDirectory() as home, Recorder.create(Path(home), tracked, tracked.config) as recorder:
+            recorder.attach(tracked)
+            writing, without, with_folder = [0.0], [], []
+            hear = recorder.exchange
+
+            def timed(*heard: Any, hear: Any = hear, writing: list[float] = writing) -> None:
+                begin = time.perf_counter()
+                hear(*heard)
+                writing[0] += time.perf_counter() - begin
+
+            tracked.fed.watcher = timed
+            for _ in range(10):
+                begin = time.perf_counter()
+                plain.advance()
+                without.append(time.perf_counter() - begin)
+                begin = time.perf_counter()
+                record = tracked.advance()
+                middle = time.perf_counter()
+                recorder.after_round(tracked, record)
+                writing[0] += time.perf_counter() - middle
+                with_folder.append(time.perf_counter() - begin)
+            size = sum(f.stat().st_size for f in Path(home).rglob("*") if f.is_file())
+        share = writing[0] / (sum(with_folder) - writing[0])
+        rows.append({"case": f"track {name}", "device": str(device), "quick": quick, "rounds": 10,
+                     "round_s": statistics.median(without), "folder_mb": size / 1e6, "writing_s": writing[0],
+                     "overhead_percent": 100 * share,
+                     "ratio": statistics.median(with_folder) / statistics.median(without)})  # fmt: skip
+    return rows
+
+
+RULE_ROWS, RULE_COLUMNS = 100, 873_408  # a hundred bodies of CNN-512
+RULE_LIMITS = {"cpu": 1000.0, "cuda": 30.0}  # milliseconds
+WRAPPED = ("multi-krum", "krum", "median", "trimmed-mean", "rfa")
+
+
+def rule_costs(device: torch.device, quick: bool) -> list[dict[str, Any]]:
+    """Every rule on its own (fltrust without the server's training), the best of three; memory beyond the rows
+    themselves; and how much longer wrappers take than the rule they wrap."""
+    columns = RULE_COLUMNS // 16 if quick else RULE_COLUMNS
+    drawn = torch.Generator(device).manual_seed(0)
+    start = torch.randn(columns, generator=drawn, device=device)
+    rows = torch.randn(RULE_ROWS, columns, generator=drawn, device=device).mul_(0.01).add_(start)
+    weights, own = torch.ones(RULE_ROWS, device=device), rows[0] - start
+    simple = [name for name in RULES if name not in ("bucketing", "gas")]
+    specs: list[tuple[str, str, dict[str, Any]]] = [(n, n, {"update": own} if n == "fltrust" else {}) for n in simple]
+    specs += [(f"{wrapper}:base={base}", base, {"base": base}) for wrapper in ("bucketing", "gas") for base in WRAPPED]
+    found: dict[str, dict[str, Any]] = {}
+    for spec, base, options in specs:
+        rule = make_rule(spec.partition(":")[0], options)
+        seconds, peaks = [], []
+        for _ in range(1 if quick else 3):
+            with _memory(device) as used:
+                seconds.append(_timed(lambda rule=rule: apply(rule, rows, weights, start).row, device)[1])  # type: ignore[misc]
+            peaks.append(used[0])
+        ms, extra = 1e3 * min(seconds), min(peaks) / (rows.numel() * rows.element_size())
+        ratio = ms / found[base]["ms"] if base != spec else 1.0
+        within = ms < RULE_LIMITS[device.type] and extra < 3 and ratio < 3
+        found[spec] = {"case": f"rule {spec}", "device": str(device), "quick": quick, "rows": RULE_ROWS,
+                       "columns": columns, "ms": ms, "memory_over_input": extra, "over_base": ratio,
+                       "within_limits": within}  # fmt: skip
+    return list(found.values())
+
+
+@contextmanager
+def _memory(device: torch.device) -> Iterator[list[int]]:
+    """The most memory taken beyond what was taken before, in bytes, put into a list at the end."""
+    peak = [0]
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield peak
+        peak[0] = torch.cuda.max_memory_allocated(device) - before
+        return
+    before, done = _resident(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.001):
+            peak[0] = max(peak[0], _resident() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _resident() -> int:
+    """This process's memory now; where the system does not tell, the most so far."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _method_job(

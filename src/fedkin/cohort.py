@@ -17,19 +17,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkin.compute import keys
-from fedkin.compute.batches import Source, crop_flip, plan
+from fedkin.compute.batches import Source, crop_flip, in_order, plan
 from fedkin.compute.choice import Chooser
 from fedkin.compute.losses import Term, cross_entropy, total
 from fedkin.compute.optim import Moments, Optimiser
 from fedkin.compute.program import Context, Forward, Program
 from fedkin.compute.tape import Tape
-from fedkin.compute.ways import Precision, Work, cores, matmul_precision
+from fedkin.compute.ways import Precision, Work, cores, matmul_precision, on_device, run_way
 from fedkin.errors import DataError, UsageError
 from fedkin.layout import Layout
 
 DataPart = Literal["train", "validation", "test"]
 Learn = Literal["model", "body", "head"]
-EVALUATE = 512  # samples a forward pass takes at once
+EVALUATE = 512  # samples of a client that a forward pass takes at once
+EVALUATE_TOGETHER = 8192  # samples of all clients that share a pass
 T = TypeVar("T")
 
 
@@ -163,6 +164,7 @@ class Cohort:
         self.ids, self.round = ids, round
         self.layout, self.training, self.classes = site.layout, site.training, site.classes
         self._site, self._stream, self._fits, self._horizon = site, stream, 0, horizon
+        site.source.turn(round)
         self.losses = torch.full((len(ids),), float("nan"))  # mean training loss of the last fit
 
     def __len__(self) -> int:
@@ -320,11 +322,13 @@ class Cohort:
     def evaluate(self, rows: Tensor, data: DataPart = "test") -> Scores:
         """Accuracy and loss of one model per client on its own data."""
         wide = self._wide(rows)
+        if self._together():
+            return self._evaluate_together(wide, data)
 
         def one(k: int) -> tuple[Tensor, Tensor, Tensor]:
             hits = torch.zeros(self.classes, device=self.device)
             count, loss = torch.zeros_like(hits), torch.zeros((), device=self.device)
-            for x, y in self._batches(k, data, EVALUATE):
+            for x, y in self._batches(k, data, EVALUATE, clean=True):
                 logits = self._forward(wide[k], x)[1]
                 right = (logits.argmax(1) == y).float()
                 hits.scatter_add_(0, y, right)
@@ -336,6 +340,34 @@ class Cohort:
         correct, count = torch.stack([f[0] for f in found]), torch.stack([f[1] for f in found])
         loss = torch.stack([f[2] for f in found]) / count.sum(1).clamp(min=1)
         return Scores(correct, count, loss)
+
+    def _together(self) -> bool:
+        """On a GPU rows share a pass where the network allows it: one after another would leave it idle."""
+        return self.device.type == "cuda" and self._site.forward.together and len(self) > 1
+
+    def _evaluate_together(self, wide: Tensor, data: DataPart) -> Scores:
+        """`evaluate` with as many clients a pass as make EVALUATE_TOGETHER samples."""
+        parts = self.indices(data)
+        correct = torch.zeros(len(self), self.classes, device=self.device)
+        count, loss = torch.zeros_like(correct), torch.zeros(len(self), device=self.device)
+        order = np.argsort([-len(p) for p in parts], kind="stable").tolist()
+        while order and len(parts[order[0]]):
+            batch = min(EVALUATE, len(parts[order[0]]))
+            chosen, order = order[: max(1, EVALUATE_TOGETHER // batch)], order[max(1, EVALUATE_TOGETHER // batch) :]
+            at = torch.tensor(chosen, device=self.device)
+            tensors, steps = self.layout.tensors(wide[at]), in_order([parts[k] for k in chosen], batch)
+            table, sizes = on_device(steps.table, self.device), on_device(steps.sizes, self.device)
+            for index, size in zip(table, sizes, strict=True):
+                x, y = self._site.source.batch(index.flatten()), self._site.source.labels(index.flatten())
+                with torch.no_grad(), matmul_precision(self.training.precision):
+                    logits = self._site.forward(tensors, x, len(chosen), self._context()).logits
+                y, valid = y.view(index.shape), (torch.arange(batch, device=self.device) < size.unsqueeze(1)).float()
+                right = (logits.argmax(2) == y) * valid
+                correct[at] = correct[at].scatter_add(1, y, right)
+                count[at] = count[at].scatter_add(1, y, valid)
+                each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+                loss[at] += (each * valid).sum(1)
+        return Scores(correct, count, loss / count.sum(1).clamp(min=1))
 
     def features(self, rows: Tensor, data: DataPart = "train") -> list[Tensor]:
         """The head's inputs for each client's samples in order: K tensors [n_k, F]."""
@@ -378,12 +410,20 @@ class Cohort:
         """Sum over mini-batches of the squared norm of the mean-loss gradient, evaluation mode, [K]:
         the trace of an empirical Fisher matrix built from batch gradients. `batch`: their size, if not training's."""
         wide, names = self._wide(rows), self._learned(learn)
+        size = batch or self.training.batch
+        if self._together():
+            work = Work(
+                forward=self._site.forward, layout=self.layout, rows=wide, client=np.arange(len(self)),
+                source=self._site.source, plan=in_order(self.indices(data), size), opt=self.training.opt, learn=names,
+                precision=self.training.precision, measure=True,
+            )  # fmt: skip
+            return (run_way("graph", work) * torch.from_numpy(work.steps)).to(self.device)
 
         def one(k: int) -> Tensor:
             tensors = self.layout.tensors(wide[k].clone())
             leaves = [tensors[n].requires_grad_() for n in names]
             trace = torch.zeros((), device=self.device)
-            for x, y in self._batches(k, data, batch or self.training.batch):
+            for x, y in self._batches(k, data, size):
                 with torch.enable_grad():
                     loss = F.cross_entropy(self._logits(tensors, x), y)
                     grads = torch.autograd.grad(loss, leaves)
@@ -445,8 +485,13 @@ class Cohort:
         wide = {n: t.unsqueeze(0) for n, t in tensors.items()}
         return self._site.forward(wide, x, 1, self._context()).logits[0]
 
-    def _batches(self, k: int, data: DataPart, size: int) -> list[tuple[Tensor, Tensor]]:
-        index = torch.from_numpy(self._site.parts[data][self.ids[k]]).to(self.device)
+    def _batches(self, k: int, data: DataPart, size: int, clean: bool = False) -> list[tuple[Tensor, Tensor]]:
+        """A client's data in order. What attackers train on they also take prototypes and gradients of; what models
+        are judged on stays clean."""
+        part, poisoned = self._site.parts[data][self.ids[k]], self._site.poisoned
+        if data == "train" and not clean and poisoned is not None and poisoned(self.round)[self.ids[k]]:
+            part = part + self._site.source.count
+        index = torch.from_numpy(part).to(self.device)
         return [(self._site.source.batch(i), self._site.source.labels(i)) for i in torch.split(index, size) if len(i)]
 
     def _each(self, one: Callable[[int], T]) -> list[T]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +16,9 @@ from fedkin.options import option, validated
 
 if TYPE_CHECKING:
     from fedkin.compute.optim import Optimiser
+
+NOT_IDENTITY = ("runs_dir", "checkpoint_every", "device", "way", "chunk", "data_dir", "on_failure")
+"""Where and how a run is done, not what it is."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,9 @@ class Config:
     precision: Literal["auto", "fp32", "tf32", "bf16"] = option("auto", "auto: tf32 on a GPU, fp32 elsewhere")
     way: str = option("auto", "how rows are trained: each, threads, batched, graph, compiled; auto: the fastest")
     chunk: int | None = option(None, "at most this many clients at once (bounds memory, not results)", low=1)
+    on_failure: Literal["drop", "stop"] = option("drop", "a client that fails: go on without it, or stop the run")
+    runs_dir: str | None = option(None, "where the run's folder goes (default: FEDKIN_RUNS, else ./runs)")
+    checkpoint_every: int = option(10, "save what is needed to resume every so many rounds; 0: never", low=0)
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "the method's own options"})
 
     def optimiser_of(self) -> Optimiser:
@@ -70,6 +79,12 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "options": dict(self.options)}
+
+    def identity(self) -> str:
+        """sha256 over this version and every setting that changes what comes out: the same means the same run."""
+        kept = {k: v for k, v in self.to_dict().items() if k not in NOT_IDENTITY}
+        text = json.dumps([version("fedkin"), kept], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def make_config(values: Mapping[str, Any]) -> Config:

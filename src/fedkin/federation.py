@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -123,6 +123,20 @@ class Exchange:
     seconds: float
 
 
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """One `ask` client by client: who was asked, bytes to and from each, and seconds."""
+
+    clients: keys.I64
+    bytes_down: list[int]
+    bytes_up: list[int]
+    seconds: list[float]
+
+
+Watcher = Callable[[Exchange, Traffic, Sequence[Failure]], None]
+"""Told of every exchange as soon as it is over."""
+
+
 @dataclass(frozen=True)
 class Note:
     """Something a method wants remembered for its reports: weights, votes, thresholds."""
@@ -161,7 +175,9 @@ class Replies:
         """The replies of some of the clients (bool [K]): what the average leaves out, no rule gets to see."""
         values = {k: v[chosen.to(v.device)] for k, v in self._values.items()}
         masks = {k: m[chosen.to(m.device)] for k, m in self._masks.items()}
-        return Replies(self.clients[chosen], values, masks, self._average)
+        clients: Clients = self.clients[chosen]
+        average = self._average.among(clients) if isinstance(self._average, Noted) else self._average
+        return Replies(clients, values, masks, average)
 
     def mean(self, name: str, otherwise: Tensor, weights: Tensor | None = None) -> Tensor:
         """The average over clients, by training samples unless `weights` are given; `otherwise` if nobody answered."""
@@ -187,6 +203,25 @@ def weighted_mean(rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
     return (share / share.sum()) @ rows
 
 
+@dataclass(frozen=True)
+class Noted:
+    """An average over rows of these clients; a rule that says whom it left out is written down."""
+
+    average: Average
+    clients: Clients
+    note: Callable[[str, Any], None]
+
+    def __call__(self, rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
+        row = self.average(rows, weights, start)
+        used = getattr(getattr(self.average, "last", None), "used", None)
+        if used is not None and len(used) == len(self.clients):
+            self.note("used", {"clients": self.clients.ids.tolist(), "used": used.cpu().tolist()})
+        return row
+
+    def among(self, clients: Clients) -> Noted:
+        return Noted(self.average, clients, self.note)
+
+
 class Engine(Protocol):
     """Carries out an `ask`: runs `function` for these clients where their data are.
 
@@ -204,6 +239,7 @@ class Answer:
     replies: dict[str, Tensor | Masked] = field(default_factory=dict)
     odd: dict[int, Reply] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)  # of each client, where an engine knows
 
 
 Tamper = Callable[[keys.I64, str, Mapping[str, object], Answer, int], Answer]
@@ -248,6 +284,8 @@ class Federation:
         self.failures: list[Failure] = []
         self.exchanges: list[Exchange] = []
         self.notes: list[Note] = []
+        self.watcher: Watcher | None = None
+        self.stop_on_failure = False
         self._right: dict[object, Spec] = {}  # what a majority has answered to a kind of message
 
     @property
@@ -268,6 +306,26 @@ class Federation:
         """Remember a number, a list or a small tensor under this round."""
         self.notes.append(Note(self.round, name, value.detach().cpu() if isinstance(value, Tensor) else value))
 
+    def state(self) -> dict[str, Any]:
+        """What this federation remembers, as plain values."""
+        return {
+            "removed": dict(self.removed),
+            "failures": [astuple(f) for f in self.failures],
+            "exchanges": [astuple(e) for e in self.exchanges],
+            "notes": [(n.round, n.name, n.value) for n in self.notes],
+            "right": dict(self._right),
+            "average": self._average.state() if hasattr(self._average, "state") else None,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.removed = dict(state["removed"])
+        self.failures = [Failure(*f) for f in state["failures"]]
+        self.exchanges = [Exchange(*e) for e in state["exchanges"]]
+        self.notes = [Note(*n) for n in state["notes"]]
+        self._right = dict(state["right"])
+        if hasattr(self._average, "restore") and state["average"] is not None:  # a rule with a memory
+            self._average.restore(state["average"])
+
     def sample(self, participation: float) -> Clients:
         """This round's cohort: the same for every method at the same seed, as long as nobody was removed."""
         order = keys.permutation(keys.key(self.seed, "cohort", self.round), len(self._samples))
@@ -282,7 +340,7 @@ class Federation:
         phase = function.__name__
         ids = clients.ids
         begin = time.perf_counter()
-        down = sum(_bytes_down(v, len(ids)) for v in message.values())
+        down = sum((_bytes_down(v, len(ids)) for v in message.values()), np.zeros(len(ids), np.int64))
         dropped = self._faults.draw("drop", self._faults.drop, ids, self.round, phase)
         answer = Answer(ids[:0])
         working = ids[~dropped]
@@ -301,45 +359,62 @@ class Federation:
         if len(kept.ids) > max(1, len(kept.odd)):  # two at least, and more than disagree
             self._right[kind] = _spec(kept.replies)
         reasons |= {c: why for c, why in bad.items() if c not in reasons}
-        for client, reason in sorted(reasons.items()):
-            self.failures.append(Failure(client, self.round, phase, reason))
+        failures = [Failure(client, self.round, phase, reason) for client, reason in sorted(reasons.items())]
+        self.failures += failures
         good = np.array([c not in reasons for c in kept.ids.tolist()], bool)
         values, masks, up = _unpack(kept, good)
         answered = Clients(kept.ids[good], self._samples)
-
-        def average(rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
-            row = self._average(rows, weights, start)
-            used = getattr(getattr(self._average, "last", None), "used", None)
-            if used is not None and len(used) == len(answered):  # a rule that says whom it left out
-                self.note("used", {"clients": answered.ids.tolist(), "used": used.cpu().tolist()})
-            return row
-
         seconds = time.perf_counter() - begin
-        self.exchanges.append(Exchange(self.round, phase, len(ids), len(answered), down, up, seconds))
-        return Replies(answered, values, masks, average)
+        sums = int(down.sum()), int(up.sum())
+        exchange = Exchange(self.round, phase, len(ids), len(answered), *sums, seconds)
+        self.exchanges.append(exchange)
+        if self.watcher is not None:
+            self.watcher(exchange, _traffic(ids, down, answered.ids, up, answer.seconds, seconds), failures)
+        if failures and self.stop_on_failure:
+            first = failures[0]
+            raise FedKinError(
+                f"client {self.names[first.client]!r} failed in round {self.round + 1}, phase {phase}: {first.reason}; "
+                "the run stops because on_failure=stop (drop: go on without such a client)"
+            )
+        return Replies(answered, values, masks, Noted(self._average, answered, self.note))
 
 
-def _bytes_down(value: object, clients: int) -> int:
+def _traffic(
+    ids: keys.I64, down: keys.I64, answered: keys.I64, up: keys.I64, own: Mapping[int, float], seconds: float
+) -> Traffic:
+    sent = dict(zip(answered.tolist(), up.tolist(), strict=True))
+    share = seconds / max(len(ids), 1)
+    asked = ids.tolist()
+    return Traffic(ids, down.tolist(), [sent.get(c, 0) for c in asked], [own.get(c, share) for c in asked])
+
+
+def _bytes_down(value: object, clients: int) -> keys.I64:
+    """What one value of a message costs for each client."""
     if isinstance(value, Each):
         if len(value.rows) != clients:
             raise FedKinError(f"each(...) needs one row for each of the {clients} clients asked, got {len(value.rows)}")
-        return sum(wire_bytes(row) for row in value.rows) if len(value.rows) else 0
-    return wire_bytes(value) * clients
+        one = wire_bytes(value.rows[0]) if clients else 0
+    else:
+        one = wire_bytes(value)
+    return np.full(clients, one, np.int64)
 
 
-def _unpack(answer: Answer, good: np.ndarray[Any, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
+def _unpack(answer: Answer, good: np.ndarray[Any, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], keys.I64]:
+    """Values and masks of the good replies, and what each of them cost."""
     values: dict[str, Tensor] = {}
     masks: dict[str, Tensor] = {}
-    up = 0
+    up = np.zeros(int(good.sum()), np.int64)
     chosen = torch.from_numpy(good)
     for name, value in answer.replies.items():
         if isinstance(value, Masked):
             kept = Masked(value.values[chosen], value.mask[chosen])
             values[name], masks[name] = kept.values, kept.mask
-            up += wire_bytes(kept)
+            if len(up):
+                entries = kept.mask.reshape(len(up), -1).sum(1).cpu().numpy()
+                up += entries * kept.values.element_size()
         else:
             values[name] = value if good.all() else value[chosen]
-            up += sum(wire_bytes(row) for row in values[name])
+            up += wire_bytes(values[name][0]) if len(up) else 0
     return values, masks, up
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +24,23 @@ from fedkin.compute.program import Context, trace
 from fedkin.config import Config
 from fedkin.data import CORRUPTIONS, Dataset, Partition, Split, apply_shift, from_folder, load, make_split
 from fedkin.engines.local import LocalEngine
-from fedkin.errors import UsageError, unknown
+from fedkin.errors import DataError, UsageError, unknown
 from fedkin.federation import Average, Clients, Exchange, Failure, Faults, Federation, Note, Tamper, weighted_mean
 from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import build, default_model
-from fedkin.robust import Adversary, DataAttack, Detection, Verdict, Watched, detection, make_attack, make_rule
+from fedkin.robust import (
+    Adversary,
+    Backdoor,
+    DataAttack,
+    Desk,
+    Detection,
+    Watched,
+    detection,
+    make_attack,
+    make_rule,
+    verdicts_of,
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,12 @@ class RoundRecord:
     failed: int  # in this round
     removed: int  # since the start
     final: bool = False
+    client_steps: int = 0  # training steps of all clients, since the start
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> RoundRecord:
+        """From what `asdict` made of one."""
+        return cls(**{**values, "accuracy": Accuracy(**values["accuracy"])})
 
 
 @dataclass(frozen=True)
@@ -92,6 +110,7 @@ class Prepared:
     device: str
     precision: str
     eval_point: str
+    done: int = 0  # rounds that were done before, by a run that is resumed
 
 
 Event = Prepared | RoundRecord
@@ -119,6 +138,9 @@ class Result:
     _layout: Layout = field(repr=False)
     _rows: torch.Tensor = field(repr=False)  # [N, D] on the CPU
     _model: nn.Module = field(repr=False)
+    run: str | None = None  # the run's folder, if it has one
+    backdoor: dict[str, float | None] | None = None  # success of the attack, in percent: personal, global
+    _adversary: Adversary | None = field(default=None, repr=False)
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -133,17 +155,12 @@ class Result:
 
     @property
     def detection(self) -> Detection | None:
-        """Who was found out, against the truth; None without fixed attackers."""
-        if not self.malicious:
+        """Who was found out, against the truth; None without attackers, or where they change and nobody judges."""
+        adversary = self._adversary
+        if adversary is None or not adversary.malicious().any():
             return None
-        truth = np.zeros(len(self.per_client), bool)
-        truth[self.malicious] = True
-        verdicts = [
-            Verdict(n.round, np.asarray(n.value["clients"], np.int64), np.asarray(n.value["used"], bool))
-            for n in self.notes
-            if n.name == "used"
-        ]
-        return detection(truth, verdicts, self.removed)
+        truth = adversary.malicious if adversary.redraw else adversary.malicious()
+        return detection(truth, verdicts_of(self.notes), self.removed)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as `--json` prints them."""
@@ -162,14 +179,26 @@ class Result:
             "failed": [asdict(f) for f in self.failures],
             "malicious": self.malicious,
             "detection": None if found is None else asdict(found.overall),
+            "detection_rounds": None if found is None else {str(r + 1): asdict(v) for r, v in found.rounds.items()},
+            "backdoor": self.backdoor,
+            "gone": {} if found is None else {str(c): None if r is None else r + 1 for c, r in found.gone.items()},
             "config": self.config.to_dict(),
             "split": self.prepared.split_hash,
             "eval_point": self.prepared.eval_point,
             "device": self.prepared.device,
             "precision": self.prepared.precision,
             "ways": sorted(set(self.ways.values())),
-            "run": None,
+            "run": self.run,
         }
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """How every client's personal model did, [N]."""
+
+    correct: Any
+    count: Any
+    loss: Any
 
 
 @dataclass
@@ -188,6 +217,9 @@ class Job:
     seconds: float = 0.0
     watched: Clients | None = None  # whose accuracy counts (benign clients under attack); None: everybody's
     adversary: Adversary | None = None
+    split: Split | None = None
+    measured: Measured | None = None  # what the newest record was made of
+    finished: bool = False
 
     @property
     def malicious(self) -> list[int]:
@@ -212,12 +244,14 @@ class Job:
         begin, exchanges, failures = time.perf_counter(), len(self.fed.exchanges), len(self.fed.failures)
         self.method.finish(self.fed)
         self.seconds += time.perf_counter() - begin
+        self.finished = True
         if len(self.fed.exchanges) == exchanges:
             return None
         return self._record(len(self.fed.alive), len(self.fed.failures) - failures, final=True)
 
     def _record(self, participants: int, failed: int, final: bool = False) -> RoundRecord:
         correct, count, loss, _ = self.evaluate()
+        self.measured = Measured(correct, count, loss)
         watched = (self.watched if self.watched is not None else self.fed.all).ids
         with_test = watched[count[watched] > 0]
         exchanges, losses = self.fed.exchanges, self.engine.losses.numpy()[watched]
@@ -233,21 +267,76 @@ class Job:
             failed=failed,
             removed=len(self.fed.removed),
             final=final,
+            client_steps=self.site.chooser.client_steps,
         )
         self.history.append(record)
         return record
 
-    def evaluate(self) -> tuple[Any, Any, Any, torch.Tensor]:
+    def evaluate(self, engine: LocalEngine | None = None) -> tuple[Any, Any, Any, torch.Tensor]:
         """Correct answers, test samples and mean loss of every client's personal model, and the models [N, D].
 
         Measuring, not part of the protocol: nobody drops out, nothing is counted."""
         after = self.prepared.eval_point == "after_local"
         message = self.method.deliver_to_all(self.fed)
         ids = self.fed.all.ids
-        answer = self.engine.call(ids, "report_after_local" if after else "report", message, self.fed.round, 1)
+        phase = "report_after_local" if after else "report"
+        answer = (engine or self.engine).call(ids, phase, message, self.fed.round, 1)
         values = {k: v for k, v in answer.replies.items() if isinstance(v, torch.Tensor)}
         correct, count = values["correct"].sum(1).cpu().numpy(), values["count"].sum(1).cpu().numpy()
         return correct, count, values["loss"].cpu().numpy(), values["rows"]
+
+    def backdoor(self) -> dict[str, float | None] | None:
+        """How often test samples of other classes are taken for the target once they carry the trigger, in percent:
+        by the personal models that count, and by the common model if there is one; None without a backdoor."""
+        if self.adversary is None or not isinstance(self.adversary.attack, Backdoor):
+            return None
+        engine = self.engine.elsewhere(self.adversary.shown(self.site))
+        ids = (self.watched if self.watched is not None else self.fed.all).ids
+
+        def success(correct: Any, count: Any) -> float:
+            return float(100 * correct[ids].sum() / count[ids].sum()) if count[ids].sum() else float("nan")
+
+        personal, common = success(*self.evaluate(engine)[:2]), self.method.common()
+        return {"personal": personal, "global": success(*engine.scored(self.fed.all.ids, common)) if common else None}
+
+    # ------------------------------------------------------------ what a checkpoint holds
+
+    def state(self) -> dict[str, Any]:
+        """Everything the coming rounds depend on, as plain values and tensors: `restore` on a job that was prepared
+        the same way goes on as this one would."""
+        fed = self.fed
+        return {
+            "round": fed.round,
+            "finished": self.finished,
+            "seconds": self.seconds,
+            "method": self.method.state(),
+            "clients": dict(self.site.store.tensors),
+            "losses": self.engine.losses,
+            "ways": self.site.chooser.state(),
+            "history": [asdict(r) for r in self.history],
+            "federation": fed.state(),
+            "generators": generators(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        fed, store = self.fed, self.site.store
+        for name in [n for n in vars(self.method) if n != "options" and n not in state["method"]]:
+            delattr(self.method, name)
+        for name, value in state["method"].items():
+            if not name.isidentifier() or name.startswith("__") or callable(getattr(type(self.method), name, None)):
+                raise DataError(f"the saved state sets {name!r}, which is no memory of {type(self.method).__name__}")
+            setattr(self.method, name, value)
+        for name in state["clients"]:
+            if name not in store.keeps:
+                raise DataError(f"the saved state keeps {name!r} with each client; this method has no such thing")
+        store.tensors = dict(state["clients"])
+        self.engine.losses = state["losses"]
+        self.site.chooser.restore(state["ways"])
+        self.history = [RoundRecord.of(r) for r in state["history"]]
+        self.seconds, self.finished = float(state["seconds"]), bool(state["finished"])
+        fed.restore(state["federation"])
+        fed.round = int(state["round"])
+        set_generators(state["generators"])
 
     def result(self) -> Result:
         if not self.history:
@@ -267,7 +356,8 @@ class Job:
             accuracy=self.history[-1].accuracy, best=best, history=self.history, per_client=per_client,
             exchanges=self.fed.exchanges, failures=self.fed.failures, removed=self.fed.removed, seconds=self.seconds,
             ways=self.site.chooser.chosen, prepared=self.prepared, notes=self.fed.notes, _layout=self.site.layout,
-            _rows=rows.cpu(), _model=self.model, malicious=self.malicious,
+            _rows=rows.cpu(), _model=self.model, malicious=self.malicious, _adversary=self.adversary,
+            backdoor=self.backdoor(),
         )  # fmt: skip
 
 
@@ -279,10 +369,14 @@ def prepare(
     data: tuple[Dataset, Split] | None = None,
     tamper: Tamper | None = None,
     average: Average | None = None,
+    chooser: Chooser | None = None,
+    sources: dict[int, tuple[Dataset, Source]] | None = None,
 ) -> Job:
     """Check everything, load the data, build the network; nothing trains yet.
 
-    `tamper` and `average` replace what the configuration's attack and rule would do."""
+    `tamper` and `average` replace what the configuration's attack and rule would do; `chooser` trains in place of the
+    run's own; `sources` are data sets that lie on the device already, by the data set's identity (for runs that share
+    them; one that an attacker changes is never shared)."""
     average = average or _rule(config)
     attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
     kind = method or METHODS[config.method]
@@ -305,7 +399,10 @@ def prepare(
         redraw = config.attackers == "redrawn"
         adversary = Adversary(attack, split.clients, config.malicious, config.seed, config.knowledge, redraw)
         tamper = tamper or adversary.tamper
-    source = Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
+    shared = sources if sources is not None and not isinstance(attack, DataAttack) else {}
+    if id(dataset) not in shared:
+        shared[id(dataset)] = dataset, Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
+    source = shared[id(dataset)][1]
     sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
     example = sample.batch(torch.arange(len(sample.y)))
     forward = trace(network, layout, example)
@@ -317,48 +414,76 @@ def prepare(
         parts={"train": split.train, "validation": split.validation, "test": split.test}, names=split.names,
         classes=dataset.classes, seed=config.seed,
         training=Training(config.epochs, config.batch, opt, precision, config.augment),
-        store=Store(split.clients, kind.keeps, layout, initial), chooser=Chooser(config.way),
+        store=Store(split.clients, kind.keeps, layout, initial), chooser=chooser or Chooser(config.way),
         hold=point == "after_local",
     )  # fmt: skip
-    if adversary is not None and isinstance(adversary.attack, DataAttack):
-        x, y = adversary.poison(dataset.x, dataset.y, split.train, dataset.classes)
-        source.add_version(None if np.array_equal(x, dataset.x) else x, y)
-        site.poisoned = adversary.malicious
+    if adversary is not None:
+        adversary.arm(site, dataset.x, dataset.y)
     engine = LocalEngine(site, kind(options), config.chunk)
     faults = Faults(config.drop, config.straggle, config.seed)
     samples = np.array([len(p) for p in split.train], np.int64)
     fed = Federation(
         engine, samples, seed=config.seed, faults=faults, average=average, tamper=tamper, names=split.names
     )
-    fed.rounds = config.rounds
+    fed.rounds, fed.stop_on_failure = config.rounds, config.on_failure == "stop"
     server = kind(options)
+    if adversary is not None:
+        adversary.detector, adversary.rule = server.detector, getattr(average, "rule", None)
+        adversary.rounds = config.rounds
+    if isinstance(average, Watched):
+        average.meet(Desk(site, lambda: fed.round, kind.frozen_head))
     server.start(fed, layout, initial)
     resolved = replace(config, clients=split.clients, model=type(network).__name__ if model is not None else name)
     prepared = Prepared(resolved, split.clients, dataset.classes, split.hash, layout.parameters, str(device),
                         precision, point)  # fmt: skip
-    job = Job(resolved, prepared, server, fed, site, engine, network, asdict(options), adversary=adversary)
-    if adversary is not None and not adversary.redraw:
+    job = Job(resolved, prepared, server, fed, site, engine, network, asdict(options), adversary=adversary, split=split)
+    if adversary is not None and not adversary.counted:
         job.watched = Clients(np.flatnonzero(~adversary.malicious()), samples)
     return job
 
 
+AfterRound = Callable[[Job, RoundRecord | None], None]
+"""Told after every round, evaluated or not, before anybody else; it may end the run by raising."""
+
+
 def run_config(config: Config, *, on_event: Listener | None = None, **given: Any) -> Result:
     """Run to the end. `given`: see `prepare`."""
-    job = prepare(config, **given)
-    tell = on_event or (lambda event: None)
-    tell(job.prepared)
+    return drive(prepare(config, **given), on_event)
+
+
+def drive(job: Job, on_event: Listener | None = None, after_round: AfterRound | None = None) -> Result:
+    """The rounds that are left of a job, and its result."""
+    tell, look = on_event or (lambda event: None), after_round or (lambda job, record: None)
+    tell(replace(job.prepared, done=job.fed.round))
     try:
-        for _ in range(config.rounds):
-            record = job.advance()
+        while not job.finished:
+            record = job.advance() if job.fed.round < job.config.rounds else job.finish()
+            look(job, record)
             if record is not None:
                 tell(record)
-        record = job.finish()
-        if record is not None:
-            tell(record)
         return job.result()
     finally:
-        if torch.device(job.prepared.device).type == "cuda":
+        if torch.device(job.prepared.device).type == "cuda" and not job.site.chooser.shared:
             graphs.forget()
+
+
+def generators() -> dict[str, Any]:
+    """The state of the global generators. FedKin draws from none of them; a method of one's own may."""
+    numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+    kind, words, gauss = random.getstate()
+    found = {"torch": torch.get_rng_state(), "numpy": numpy, "python": [kind, list(words), gauss]}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found["cuda"] = torch.cuda.get_rng_state_all()
+    return found
+
+
+def set_generators(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    kind, words, gauss = state["python"]
+    random.setstate((kind, tuple(words), gauss))
+    if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def named_spec(spec: str) -> tuple[str, dict[str, str]]:
@@ -376,15 +501,17 @@ def _rule(config: Config) -> Average:
     return weighted_mean if name == "mean" and not options else Watched(make_rule(name, options))
 
 
-def load_data(config: Config) -> tuple[Dataset, Split]:
-    """The data set and who has which part of it."""
+def load_data(config: Config, known: dict[str, Dataset] | None = None) -> tuple[Dataset, Split]:
+    """The data set and who has which part of it. `known`: data sets read before, filled here."""
     if Path(config.data).is_dir():
-        return from_folder(config.data)
+        validation = config.validation_share or 0.0
+        return from_folder(config.data, seed=config.seed, test_share=config.test_share, validation_share=validation)
     kinds = config.shift.split(",") if config.shift and config.shift != "all" else config.shift
     for kind in kinds if isinstance(kinds, list) else []:
         if kind not in CORRUPTIONS:
             raise unknown("corruption", kind, [*CORRUPTIONS, "all"])
-    dataset = load(config.data, config.data_dir)
+    known, key = {} if known is None else known, f"{config.data}\n{config.data_dir}"
+    dataset = known[key] if key in known else known.setdefault(key, load(config.data, config.data_dir))
     split = split_of(config, dataset)
     if kinds:
         dataset = apply_shift(dataset, split, kinds, config.severity, config.seed)
@@ -435,28 +562,3 @@ def _check_classes(forward: Any, layout: Layout, row: torch.Tensor, example: tor
         logits = forward(layout.tensors(row.cpu().unsqueeze(0)), example, 1, Context()).logits
     if logits.shape[-1] < classes:
         raise UsageError(f"the network gives {logits.shape[-1]} outputs, the data have {classes} classes")
-
-
-def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One row per method: mean and standard deviation over seeds, of macro accuracy and the rest."""
-    groups: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        groups.setdefault((result.method, repr(sorted(result.options.items()))), []).append(result)
-    return [_summarise(group) for group in groups.values()]
-
-
-def _summarise(group: Sequence[Result]) -> dict[str, Any]:
-    def stats(values: Iterable[float]) -> dict[str, float]:
-        a = np.array(list(values), float)
-        return {"mean": float(a.mean()), "std": float(a.std(ddof=1)) if len(a) > 1 else 0.0}
-
-    return {
-        "method": group[0].method,
-        "options": group[0].options,
-        "seeds": [r.seed for r in group],
-        "eval_point": group[0].prepared.eval_point,
-        **{k: stats(getattr(r.accuracy, k) for r in group) for k in ("macro", "micro", "worst_decile", "std")},
-        "best_micro": stats(r.best.accuracy.micro for r in group),
-        "megabytes": stats(sum(r.bytes.values()) / 1e6 for r in group),
-        "seconds": stats(r.seconds for r in group),
-    }

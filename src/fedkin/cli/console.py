@@ -6,8 +6,10 @@ import functools
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -48,6 +50,12 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except FedKinError as error:
+            run, code = getattr(error, "run", None), getattr(error, "exit_code", None)
+            if run is not None and code is not None:  # asked to stop, and did
+                reason = "Ctrl-C" if code == 130 else "SIGTERM"
+                messages().print(f"[yellow]{escape(str(error))} by {reason}.[/] Continue with: {resume_command(run)}",
+                                 soft_wrap=True)  # fmt: skip
+                raise typer.Exit(code) from None
             complain(str(error))
             raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
         except KeyboardInterrupt:
@@ -57,8 +65,21 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
+def resume_command(run: Path) -> str:
+    """What to type to go on with a run, from here."""
+    from fedkin.track.catalogue import runs_folder
+
+    same = runs_folder().resolve() == run.parent.resolve()
+    return f"fedkin resume {run.name}" + ("" if same else f" --runs-dir {shlex.quote(str(run.parent))}")
+
+
+def safe(text: str) -> str:
+    """Text of unknown origin: neither markup nor control characters take effect."""
+    return escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text))
+
+
 def complain(text: str) -> None:
-    messages().print(f"[bold red]Error:[/] {escape(text)}", soft_wrap=True)
+    messages().print(f"[bold red]Error:[/] {safe(text)}", soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

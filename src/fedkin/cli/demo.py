@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 
 from fedkin.cli.grid import Grid
 from fedkin.methods import METHODS
 from fedkin.robust import ATTACKS
-from fedkin.rounds import Result
+from fedkin.track.statistics import Outcome
 
 SETTINGS = {"data": "digits", "clients": 20, "partition": "pathological:2", "rounds": 8, "lr": 0.05,
             "attack": "none,ipm,sf", "malicious": 0.3}  # fmt: skip
@@ -18,9 +20,19 @@ HOLDS = 5.0
 """A method holds under attack if its benign clients lose less than this many points."""
 
 
+def report_of(runs_dir: str) -> list[str]:
+    """Writes the report of the runs in this folder; the sentence that says where it is."""
+    from fedkin.track.catalogue import Catalogue
+    from fedkin.track.folder import RunFolder
+    from fedkin.track.report import write_report
+
+    files, _ = write_report([RunFolder(info) for info in Catalogue(runs_dir).runs()], Path(runs_dir))
+    return [f"[bold]The report, figures and all:[/] {escape(str(files[0]))}"]
+
+
 def sentences(grid: Grid) -> list[str]:
     """Everybody honest, then under each attack."""
-    under: dict[str, dict[str, Result]] = {}
+    under: dict[str, dict[str, Outcome]] = {}
     for result in grid.results:
         under.setdefault(result.config.attack, {})[result.method] = result
     honest = under.pop("none", {})
@@ -47,7 +59,7 @@ def _honest(grid: Grid, rows: dict[str, dict[str, Any]]) -> list[str]:
     return said
 
 
-def _attacked(attack: str, results: dict[str, Result], honest: dict[str, Result]) -> list[str]:
+def _attacked(attack: str, results: dict[str, Outcome], honest: dict[str, Outcome]) -> list[str]:
     """Who holds, who does not: the same benign clients with and without the attackers."""
     any_ = next(iter(results.values()))
     bad, clients = any_.malicious, len(any_.per_client)
@@ -74,7 +86,7 @@ def _attacked(attack: str, results: dict[str, Result], honest: dict[str, Result]
     return said
 
 
-def benign_macro(result: Result, malicious: Sequence[int]) -> float:
+def benign_macro(result: Outcome, malicious: Sequence[int]) -> float:
     """Mean accuracy at the end over the clients that are not in `malicious`."""
     return float(np.nanmean([c.accuracy for c in result.per_client if c.client not in malicious]))
 

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,6 +83,8 @@ def is_file(word: str) -> bool:
 def from_file(path: str) -> dict[str, Any]:
     """The settings in a TOML file, checked on their own so that an error names the file."""
     values = read_toml(path)
+    if "grid" in values or "cell" in values:
+        raise UsageError(f"{path} describes several runs ([grid], [[cell]]): fedkin compare {path}")
     try:
         make_config(values)
     except UsageError as error:
@@ -143,16 +144,13 @@ def check_attack(spec: str) -> None:
 
 
 def check_rule(spec: str) -> None:
-    import torch
-
     from fedkin.robust import RULES, make_rule
     from fedkin.rounds import named_spec
 
     name, options = named_spec(spec)
     RULES[name]
     with _naming(f"--rule {spec}"):
-        rule = make_rule(name, options)
-        rule(torch.eye(4), torch.ones(4), torch.zeros(4))  # one that lacks something says so now, not in round 1
+        make_rule(name, options)
 
 
 @contextmanager
@@ -183,31 +181,83 @@ def listed(text: str, flag: str) -> list[str]:
 
 
 def grid_configs(
-    words: Sequence[str], settings: Mapping[str, Any], sets: Sequence[str], seeds: str | None
-) -> list[list[Config]]:
-    """The configurations of `fedkin compare`, one list per seed: every method under every attack and rule."""
+    words: Sequence[str], settings: Mapping[str, Any], sets: Sequence[str], seeds: str | None, grid: Sequence[str] = ()
+) -> list[Config]:
+    """The configurations of `fedkin compare`, seed by seed: every method under every attack, rule and setting.
+
+    Flags win over what the files say, lists included."""
+    from fedkin.track.sweep import expand, flat_options
+
     methods = [word for word in words if not is_file(word)]
-    values: dict[str, Any] = {}
-    for path in (word for word in words if is_file(word)):
-        values |= from_file(path)
-    if not methods and "method" in values:
-        methods = [str(values["method"])]
-    if not methods:
-        raise UsageError("no method to compare: give some names, for example fedkin compare fedavg ditto")
     repeated = [m for i, m in enumerate(methods) if m in methods[:i]]
     if repeated:
         raise UsageError(f"method {repeated[0]!r} is named twice")
-    per_method = _options_per_method(methods, {**_flat(values.get("options", {})), **assignments(sets)})
-    base = {**values, **settings}
-    shared = make_config({**base, "options": {}})
-    attacks, rules = listed(shared.attack, "attack"), listed(shared.rule, "rule")
-    return [
-        [
-            checked(make_config({**base, "method": m, "attack": a, "rule": r, "seed": s, "options": per_method[m]}))
-            for a, r, m in product(attacks, rules, methods)
-        ]
-        for s in seeds_of(seeds, shared.seed)
-    ]
+    base: dict[str, Any] = {}
+    axes: dict[str, Any] = {}
+    cells: list[dict[str, Any]] = []
+    for path in (word for word in words if is_file(word)):
+        values, own, more = grid_file(path)
+        base |= values
+        axes |= own
+        cells += more
+    by_hand = axes_of(grid)
+    given = assignments(sets)
+    won = {*settings, *by_hand, *(f"options.{name}" for name in given)}
+    shared = make_config({**base, **settings, "options": {}})
+    fixed: dict[str, Any] = {"attack": listed(shared.attack, "attack"), "rule": listed(shared.rule, "rule")}
+    first = {"seed": seeds_of(seeds, shared.seed)} if seeds is not None else {}
+    blocks = []
+    if methods or axes or not cells:
+        chosen = methods or axes.get("method") or ([base["method"]] if "method" in base else [])
+        if not chosen:
+            raise UsageError("no method to compare: give some names, for example fedkin compare fedavg ditto")
+        kept = {k: v for k, v in axes.items() if k not in won}
+        blocks.append({**fixed, **kept, **by_hand, "method": chosen, **first})
+    for cell in cells:
+        kept = {**{k: v for k, v in axes.items() if k == "seed"}, **cell}
+        blocks.append({**fixed, **{k: v for k, v in kept.items() if k not in won}, **by_hand, **first})
+    options = {**flat_options(base.get("options", {})), **given}
+    return expand({**base, **settings, "options": options}, blocks, checked)
+
+
+def grid_file(path: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """A TOML file's settings, the lists in its table [grid], and its [[cell]] tables; each checked on its own."""
+    values = read_toml(path)
+    grid, cells = values.pop("grid", {}), values.pop("cell", [])
+    with _naming(path):
+        if not isinstance(grid, Mapping):
+            raise UsageError(f"grid={grid!r}: a table, [grid]")
+        if not isinstance(cells, list) or not all(isinstance(c, Mapping) for c in cells):
+            raise UsageError("cell: a list of tables, each [[cell]]")
+        make_config(values)
+        return values, _dotted(grid), [_dotted(c) for c in cells]
+
+
+def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a grid; a table `options` inside is written out as options.NAME."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            if key.partition(".")[0] != "options":
+                raise UsageError(f"{key}: a value or a list of values, not a table")
+            flat |= _dotted({f"{key}.{k}": v for k, v in value.items()})
+        else:
+            flat[key if key.startswith("options.") else key.replace("-", "_")] = value
+    return flat
+
+
+def axes_of(words: Sequence[str]) -> dict[str, list[str]]:
+    """`--grid lr=0.01,0.1` as lists; what is no setting is an option of a method: `--grid ditto.lam=0.1,1`."""
+    known = {d.name for d in describe(Config)} - {"options"}
+    axes: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, values = (part.strip() for part in word.partition("="))
+        if not equals or not name or not values:
+            raise UsageError(f"--grid {word!r}: write NAME=VALUE,VALUE, for example --grid lr=0.01,0.1")
+        key = name.replace("-", "_")
+        key = key if key in known else f"options.{name.removeprefix('options.')}"
+        axes[key] = listed(values, f"grid {name}") if key in ("attack", "rule") else values.split(",")
+    return axes
 
 
 def seeds_of(text: str | None, first: int) -> list[int]:
@@ -220,29 +270,3 @@ def seeds_of(text: str | None, first: int) -> list[int]:
     if not numbers or min(numbers) < (0 if listed else 1) or len(set(numbers)) < len(numbers):
         raise UsageError(f"seeds={text!r}: accepts how many (3) or different seeds with commas between (0,5,7)")
     return numbers if listed else list(range(first, first + numbers[0]))
-
-
-def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables inside [options] are those of single methods: {"ditto": {"lam": 1}} becomes {"ditto.lam": 1}."""
-    flat: dict[str, Any] = {}
-    for name, value in options.items():
-        flat |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
-    return flat
-
-
-def _options_per_method(methods: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """`ditto.lam` reaches ditto only; `lam` every method that has it. What reaches nobody is refused."""
-    from fedkin.methods import METHODS
-
-    known = {m: {"profile", *(d.name for d in describe(METHODS[m].Options))} for m in methods}
-    options: dict[str, dict[str, Any]] = {m: {} for m in methods}
-    for name, value in given.items():
-        method, dot, key = name.rpartition(".")
-        if dot and method not in known:
-            raise unknown("method in --set " + name + ",", method, methods)
-        takers = [method] if dot else [m for m in methods if key.replace("-", "_") in known[m]]
-        if not takers:
-            raise unknown("option of " + ", ".join(methods), key, set().union(*known.values()))
-        for taker in takers:
-            options[taker][key] = value
-    return options

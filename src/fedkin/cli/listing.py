@@ -25,7 +25,8 @@ from fedkin.robust import ATTACKS, RULES, DataAttack, ReplyAttack
 from fedkin.rounds import prepare
 
 IMAGE: tuple[tuple[int, ...], int, int] = ((3, 32, 32), 10, 0)  # shape, classes, vocabulary
-RUN_TIME = ("root", "bounds")  # what the run gives a rule, not the user
+COMMON = "lie_about_votes"  # an option of every attack
+RUN_TIME = ("update", "bounds", "passes")  # what the run gives a rule or an attack, not the user
 TEXT: tuple[tuple[int, ...], int, int] = ((LENGTH,), 4, WORDS)
 
 
@@ -136,7 +137,9 @@ def _hostile_facts(registry: Registry[Any], name: str) -> dict[str, Any]:
 def attack_facts(name: str) -> dict[str, Any]:
     kind = ATTACKS[name]
     changes = {"what they train on": DataAttack, "what they send": ReplyAttack}
-    return {**_hostile_facts(ATTACKS, name), "changes": [k for k, base in changes.items() if issubclass(kind, base)]}
+    facts = _hostile_facts(ATTACKS, name)
+    options = sorted(facts["options"], key=lambda o: o["name"] == COMMON)
+    return {**facts, "options": options, "changes": [k for k, base in changes.items() if issubclass(kind, base)]}
 
 
 def rule_facts(name: str) -> dict[str, Any]:
@@ -149,6 +152,7 @@ def list_attacks(as_json: bool) -> None:
         return print_json({"attacks": facts})
     made = table(f"{len(facts)} attacks", "attack", "what malicious clients do", "they change", "options", "paper",
                  caption="--attack NAME or NAME:OPTION=VALUE,...; --attack none: everybody is honest; "
+                 f"every attack also takes {COMMON}=true, for attackers on a committee; "
                  "fedkin attacks NAME: defaults and ranges")  # fmt: skip
     for f in facts:
         made.add_row(f"[bold]{f['name']}[/]", f["about"], " and ".join(f["changes"]), _option_names(f), f["paper"])
@@ -187,7 +191,7 @@ def _show_hostile(kind: str, facts: dict[str, Any], as_json: bool, more: dict[st
 
 
 def _option_names(facts: dict[str, Any]) -> str:
-    return ", ".join(o["name"] for o in facts["options"])
+    return ", ".join(o["name"] for o in facts["options"] if o["name"] != COMMON)
 
 
 # ------------------------------------------------------------ models

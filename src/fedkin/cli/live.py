@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,6 +19,8 @@ from fedkin.cli.console import ACCENT, percent, seconds, size, sparkline, table
 from fedkin.cli.outcome import benign_only, threat
 from fedkin.config import Config
 from fedkin.rounds import Event, Prepared, RoundRecord
+from fedkin.track.statistics import varied
+from fedkin.track.sweep import Cell
 
 REFRESH = 8  # times a second
 HEADLINE_LINES = 7  # what a live table needs besides its rows
@@ -40,13 +43,37 @@ def headline(prepared: Prepared) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def round_line(record: RoundRecord, rounds: int, accuracy: str = "accuracy") -> str:
-    """One round as a plain line for logs; `accuracy`: what to call it."""
+def pace(record: RoundRecord, before: RoundRecord | None = None) -> float:
+    """Training steps of all clients in a second, since the record before (or the start)."""
+    steps, seconds = record.client_steps, record.seconds
+    if before is not None:
+        steps, seconds = steps - before.client_steps, seconds - before.seconds
+    return steps / seconds if seconds > 0 else 0.0
+
+
+def memory() -> int:
+    """Bytes this process has in memory now."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def round_line(
+    record: RoundRecord, rounds: int, accuracy: str = "accuracy", before: RoundRecord | None = None
+) -> str:
+    """One round as a plain line for logs; `accuracy`: what to call it; `before`: the record before."""
     name = "final tuning" if record.final else f"round {record.round}/{rounds}"
     return (
         f"{name}  loss {record.train_loss:.4f}  {accuracy} {percent(record.accuracy.macro)}  "
         f"worst decile {percent(record.accuracy.worst_decile)}  down {size(record.bytes_down)}  "
-        f"up {size(record.bytes_up)}  failed {record.failed}  removed {record.removed}  {seconds(record.seconds)}"
+        f"up {size(record.bytes_up)}  failed {record.failed}  removed {record.removed}  {seconds(record.seconds)}  "
+        f"{pace(record, before):.0f} steps/s  {size(memory())}"
     )
 
 
@@ -59,6 +86,7 @@ class PlainRun:
 
     def __init__(self, console: Console, prefix: str = "") -> None:
         self._console, self._prefix, self._rounds, self._accuracy = console, prefix, 0, "accuracy"
+        self._before: RoundRecord | None = None
 
     def __enter__(self) -> PlainRun:
         return self
@@ -69,11 +97,12 @@ class PlainRun:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Prepared):
             self._rounds, self._accuracy = event.config.rounds, accuracy_of(event.config)
-            self._say(headline(event))
+            self.say(headline(event))
         else:
-            self._say(self._prefix + round_line(event, self._rounds, self._accuracy))
+            self.say(self._prefix + round_line(event, self._rounds, self._accuracy, self._before))
+            self._before = event
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         self._console.print(escape(line), soft_wrap=True)
 
 
@@ -101,13 +130,16 @@ class LiveRun:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Prepared):
             self._console.print(f"[dim]{escape(headline(event))}")
-            self._task = self._bar.add_task("rounds", total=event.config.rounds)
+            self._task = self._bar.add_task("rounds", total=event.config.rounds, completed=event.done)
             self._accuracy = accuracy_of(event.config)
             return
         self._records.append(event)
         self._failed += event.failed
         if self._task is not None:
             self._bar.update(self._task, completed=event.round)
+
+    def say(self, line: str) -> None:
+        self._console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
 
     def _render(self) -> RenderableType:
         if self._task is None:
@@ -121,6 +153,8 @@ class LiveRun:
             "worst decile": f"{percent(last.accuracy.worst_decile)} %",
             "down": size(last.bytes_down),
             "up": size(last.bytes_up),
+            "steps/s": f"{pace(*self._records[:-3:-1]):.0f}",
+            "memory": size(memory()),
             "failed": _alarm(self._failed),
             "removed": _alarm(last.removed),
             "curve": f"[green]{sparkline([r.accuracy.macro for r in self._records], 20)}[/]",
@@ -139,29 +173,15 @@ def run_screen(console: Console) -> PlainRun | LiveRun:
     return LiveRun(console) if on_terminal(console) else PlainRun(console)
 
 
-@dataclass
-class Cell:
-    """One run of a grid, as the live table shows it."""
-
-    config: Config
-    state: Literal["waiting", "running", "done", "failed"] = "waiting"
-    records: list[RoundRecord] = field(default_factory=list)
-    error: str = ""
-
-    @property
-    def name(self) -> str:
-        config = self.config
-        attack = "" if config.attack == "none" else f" under {config.attack}"
-        rule = "" if config.rule == "mean" else f" by {config.rule}"
-        return f"{config.method}{attack}{rule} seed {config.seed}"
-
-
 class GridScreen(AbstractContextManager["GridScreen"]):
     """All runs of a comparison: one line each, kept up to date, or plain lines without a terminal."""
 
     def __init__(self, cells: Sequence[Cell], console: Console, title: str) -> None:
         self._cells, self._console, self._title = cells, console, title
-        self._varied = [key for key in ("attack", "rule") if len({getattr(c.config, key) for c in cells}) > 1]
+        rows, columns = varied([c.config for c in cells])
+        self._varied = [*columns, *rows]
+        for cell in cells:
+            cell.varied = self._varied
         self._live: Live | None = None
         if on_terminal(console):
             self._live = Live(console=console, refresh_per_second=REFRESH, get_renderable=self._render)
@@ -171,6 +191,8 @@ class GridScreen(AbstractContextManager["GridScreen"]):
             self._live.start()
         else:
             self._console.print(escape(self._title), soft_wrap=True)
+            for cell in (c for c in self._cells if c.state == "skipped"):
+                self._console.print(escape(f"{cell.name}  finished before: {cell.run}"), soft_wrap=True)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -191,11 +213,16 @@ class GridScreen(AbstractContextManager["GridScreen"]):
 
     def failed(self, cell: Cell, error: str) -> None:
         cell.state, cell.error = "failed", error
-        self._console.print(f"[bold red]{escape(cell.name)} failed:[/] {escape(error)}", soft_wrap=True)
+        run = f" (run {cell.run})" if cell.run else ""
+        self._console.print(f"[bold red]{escape(cell.name)} failed:[/] {escape(error + run)}", soft_wrap=True)
+
+    def say(self, line: str) -> None:
+        self._console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
 
     def _render(self) -> RenderableType:
         numbers = ("seed", "round", "accuracy", "worst decile")
-        made = table(self._title, "method", *self._varied, *numbers, "curve", "seconds", right=(*numbers, "seconds"))
+        heads = [k.replace("_", " ") for k in self._varied]
+        made = table(self._title, "method", *heads, *numbers, "curve", "seconds", right=(*numbers, "seconds"))
         made.columns[-2].min_width = 16
         room = max(3, self._console.height - HEADLINE_LINES)
         for cell in window(self._cells, room):
@@ -207,9 +234,12 @@ class GridScreen(AbstractContextManager["GridScreen"]):
 
     def _row(self, cell: Cell) -> list[str]:
         config = cell.config
-        name = {"running": f"[bold {ACCENT}]{config.method}[/]", "failed": f"[red]{config.method}[/]"}
-        varied = [escape(getattr(config, key)) for key in self._varied]
-        start = [name.get(cell.state, config.method), *varied, str(config.seed)]
+        own = escape(" ".join([config.method, *(f"{k}={v}" for k, v in config.options.items())]))
+        name = {"running": f"[bold {ACCENT}]{own}[/]", "failed": f"[red]{own}[/]"}
+        start = [name.get(cell.state, own), *(escape(str(getattr(config, k))) for k in self._varied), str(config.seed)]
+        if cell.state == "skipped" and cell.outcome is not None:
+            done = cell.outcome.accuracy
+            return [*start, "before", percent(done.macro), percent(done.worst_decile), "", ""]
         if cell.state == "failed":
             return [*start, "[red]failed[/]", "", "", "", ""]
         if not cell.records:

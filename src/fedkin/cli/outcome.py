@@ -10,8 +10,8 @@ from rich.markup import escape
 
 from fedkin.cli.console import percent, screen, seconds, size, table
 from fedkin.config import Config
-from fedkin.robust import Adversary, Attack
-from fedkin.rounds import Result
+from fedkin.robust import Adversary, Attack, make_attack
+from fedkin.rounds import Result, named_spec
 
 MOST_NAMES = 30
 
@@ -24,8 +24,11 @@ def attackers(config: Config, clients: int) -> int:
 
 
 def benign_only(config: Config) -> bool:
-    """Whether accuracy leaves out malicious clients: it does where the same ones are malicious all along."""
-    return config.attack != "none" and config.attackers == "fixed"
+    """Whether accuracy leaves out malicious clients: it does where the same ones are malicious all along, unless what
+    they lose is the question."""
+    if config.attack == "none":
+        return False
+    return not Adversary(make_attack(*named_spec(config.attack)), 1, redraw=config.attackers == "redrawn").counted
 
 
 def threat(config: Config, clients: int) -> str:
@@ -36,7 +39,7 @@ def threat(config: Config, clients: int) -> str:
     said = f"{config.attack}: {bad} of {clients} clients malicious"
     if benign_only(config):
         return f"{said}, accuracy of the {clients - bad} benign ones only"
-    return f"{said}, others every round, accuracy of all clients"
+    return f"{said}{', others every round' if config.attackers == 'redrawn' else ''}, accuracy of all clients"
 
 
 def left_out(result: Result) -> dict[int, tuple[int, int]]:
@@ -86,6 +89,7 @@ def summarise(result: Result) -> None:
         "split": f"{prepared.split_hash}, seed {result.seed}",
         "sent": f"{size(sent['down'])} down, {size(sent['up'])} up",
         "time": f"{seconds(result.seconds)} on {prepared.device} ({prepared.precision})",
+        **({"folder": escape(result.run)} if result.run else {}),
     }
     for name, value in facts.items():
         out.print(f"[dim]{name:<10}[/] {value}", soft_wrap=True)
@@ -112,11 +116,17 @@ def _hostility(result: Result) -> dict[str, str]:
     if out := rejected(result):
         facts["rejected"] = _names(result, out, out) + " rounds [dim](by the method)[/]"
     if found := result.detection:
-        rates, how = found.overall, "found: removed, or left out by the rule the last time it took part"
+        rates, how = found.overall, "found: removed, or left out the last time it took part"
+        if config.attackers == "redrawn":
+            how = "every verdict against the truth of its round"
         facts["detection"] = (
             f"accuracy {_share(rates.accuracy)}, false positives {_share(rates.false_positive)} of the benign, "
             f"false negatives {_share(rates.false_negative)} of the malicious  [dim]({how})[/]"
         )
+    if taken := result.backdoor:
+        words = {"personal": "personal models take {} of the triggered test samples of other classes for the target",
+                 "global": "the common model {}"}  # fmt: skip
+        facts["backdoor"] = ", ".join(words[k].format(_share(v / 100)) for k, v in taken.items() if v is not None)
     if result.failures:
         of_bad = sum(f.client in bad for f in result.failures)
         facts["failures"] = f"{len(result.failures)}" + (f", {of_bad} of them of malicious clients" if bad else "")

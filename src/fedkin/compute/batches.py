@@ -32,6 +32,7 @@ class Source:
         self._scale, self._shift = 1.0 / (255.0 * std), -mean / std
         self.count = len(self.y)
         self._shared_inputs = False
+        self._sigma = 0.0
 
     def add_version(self, x: NDArray[np.generic] | None, y: Indices) -> None:
         """A second version of every sample, found at index + count: what an attacker makes of it. `x` None: only the
@@ -43,6 +44,24 @@ class Source:
             other = other.permute(0, 2, 3, 1) if self.planar else other
             self.x = torch.cat([self.x, other.to(self.device)])
 
+    def add_noise(self, sigma: float, seed: int) -> None:
+        """N(0, sigma^2) on the normalised inputs of every second version, other noise in every round (`turn`)."""
+        self._sigma, self._seed = sigma, seed
+        self._key = torch.zeros((), dtype=torch.int64, device=self.device)
+
+    def turn(self, round: int) -> None:
+        """The round whose noise is on. The key changes in place, where captured programs look for it."""
+        if self._sigma:
+            self._key.fill_(int(keys.key(self._seed, "input-noise", round).view(np.int64)))
+
+    def _noisy(self, x: Tensor, index: Tensor) -> Tensor:
+        second, width = index >= self.count, x[0].numel() if len(x) else 0
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():  # only where there is any
+            at = second.nonzero().flatten()
+            return x.index_add_(0, at, self._sigma * normal(self._key, index[at], width).view(-1, *x.shape[1:]))
+        drawn = normal(self._key, index, width) * second.unsqueeze(1)
+        return x + self._sigma * drawn.view_as(x)
+
     def batch(self, index: Tensor, moves: Tensor | None = None) -> Tensor:
         """Network inputs for these samples: normalised floats (or token ids), channels in front.
 
@@ -50,12 +69,35 @@ class Source:
         x = self.x.index_select(0, index % self.count if self._shared_inputs else index)
         if self._bytes:
             x = x.to(torch.float32).mul_(self._scale).add_(self._shift)
+        if self._sigma:
+            x = self._noisy(x, index)
         if moves is not None:
             x = moved(x, moves)
         return x.permute(0, 3, 1, 2) if self.planar else x
 
     def labels(self, index: Tensor) -> Tensor:
         return self.y.index_select(0, index)
+
+
+def _signed(word: int) -> int:
+    return word - (word >> 63 << 64)
+
+
+def _mix(z: Tensor) -> Tensor:
+    """`keys.mix` of 64-bit integers on any device; shifts there carry the sign along, which is masked away."""
+    z = z + _signed(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
+    return z ^ (z >> 31 & (1 << 33) - 1)
+
+
+def normal(key: Tensor, index: Tensor, width: int) -> Tensor:
+    """N(0, 1) numbers [N, width] for samples [N]: a function of the key, the sample and the position (Box-Muller)."""
+    position = torch.arange(1, (width + 1) // 2 + 1, device=index.device) * _signed(0xD1342543DE82EF95)
+    word = _mix(_mix(index ^ key).unsqueeze(1) + position)
+    high, low = (word >> 40 & (1 << 24) - 1).float(), (word & (1 << 24) - 1).float()
+    radius, angle = (-2 * ((high + 0.5) / (1 << 24)).log()).sqrt(), low * (2 * torch.pi / (1 << 24))
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :width]
 
 
 CROP = 4  # pixels of zeros around an image before it is cropped again
@@ -110,25 +152,32 @@ def plan(
 ) -> Plan:
     """Shuffled epochs. A short last batch is kept; `whole` drops it when it has one sample and is not the only one
     (BatchNorm cannot learn from a single sample)."""
-    rounds: list[tuple[Indices, Indices]] = []
-    for part, client in zip(parts, clients, strict=True):
-        tables, sizes = [], []
-        for epoch in range(epochs):
-            order = part[keys.permutation(keys.key(*stream, int(client), epoch), len(part))]
-            if whole and len(order) % batch == 1 and len(order) > 1 and batch > 1:
-                order = order[:-1]
-            steps = -(-len(order) // batch)
-            padded = np.zeros(steps * batch, np.int64)
-            padded[: len(order)] = order
-            tables.append(padded.reshape(steps, batch))
-            size = np.full(steps, batch, np.int64)
-            if steps:
-                size[-1] = len(order) - (steps - 1) * batch
-            sizes.append(size)
-        rounds.append((np.concatenate(tables), np.concatenate(sizes)))
-    longest = max((len(s) for _, s in rounds), default=0)
-    table = np.zeros((longest, len(rounds), batch), np.int64)
-    counted = np.zeros((longest, len(rounds)), np.int64)
-    for k, (rows, size) in enumerate(rounds):
-        table[: len(size), k], counted[: len(size), k] = rows, size
-    return Plan(table, counted)
+    lengths = np.array([len(p) for p in parts], np.int64)
+    used = lengths - ((lengths % batch == 1) & (lengths > 1) & (whole and batch > 1))
+    steps = -(-used // batch)  # of an epoch
+    longest = int(steps.max(initial=0)) * epochs
+    table = np.zeros((longest, len(parts), batch), np.int64)
+    sizes = np.zeros((longest, len(parts)), np.int64)
+    for length in np.unique(lengths[steps > 0]).tolist():  # clients of one size are shuffled at once
+        which = np.flatnonzero(lengths == length)
+        n, s = int(used[which[0]]), int(steps[which[0]])
+        key = keys.key(*stream, np.asarray(clients)[which][:, None], np.arange(epochs)[None])
+        mine = np.stack([parts[k] for k in which.tolist()])
+        order = mine[np.arange(len(which))[:, None, None], keys.permutation(key, length)]
+        padded = np.zeros((len(which), epochs, s * batch), np.int64)
+        padded[..., :n] = order[..., :n]
+        table[: epochs * s, which] = padded.reshape(len(which), epochs * s, batch).transpose(1, 0, 2)
+        full = np.full((epochs, s), batch, np.int64)
+        full[:, -1] = n - (s - 1) * batch
+        sizes[: epochs * s, which] = full.reshape(-1, 1)
+    return Plan(table, sizes)
+
+
+def in_order(parts: Sequence[Indices], batch: int) -> Plan:
+    """Every client's samples once, in their order, in batches."""
+    steps = -(-max((len(p) for p in parts), default=0) // batch)
+    table = np.zeros((len(parts), steps * batch), np.int64)
+    for k, part in enumerate(parts):
+        table[k, : len(part)] = part
+    left = np.array([len(p) for p in parts], np.int64) - np.arange(steps, dtype=np.int64)[:, None] * batch
+    return Plan(table.reshape(len(parts), steps, batch).transpose(1, 0, 2), left.clip(0, batch))

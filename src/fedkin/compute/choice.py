@@ -11,6 +11,7 @@ import os
 import platform
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,14 +32,18 @@ def cache_file() -> Path:
 class Chooser:
     """Trains work in the best way. `forced` is "auto" or the name of a way."""
 
+    shared = False  # do other runs train through it too?
+
     def __init__(self, forced: str = "auto", remember: bool = True) -> None:
         if forced != "auto" and forced not in WAYS:
             raise unknown("way to train", forced, ["auto", *WAYS])
         self.forced, self._remember = forced, remember
         self.chosen: dict[str, str] = {}
         self._timed: dict[str, int] = {}
+        self.client_steps = 0  # done so far
 
     def train(self, work: Work) -> Tensor:
+        self.client_steps += int(work.steps.sum())
         if self.forced != "auto":
             self._possible(self.forced, work)
             return run_way(self.forced, work)
@@ -51,6 +56,14 @@ class Chooser:
             if self._remember and known != self.chosen[kind]:
                 _write(kind, self.chosen[kind])
         return run_way(self.chosen[kind], work)
+
+    def state(self) -> dict[str, Any]:
+        """What makes a resumed run train in the same ways."""
+        return {"chosen": dict(self.chosen), "timed": dict(self._timed), "client_steps": self.client_steps}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.chosen = {str(k): str(v) for k, v in state["chosen"].items() if v in WAYS}
+        self._timed, self.client_steps = dict(state["timed"]), int(state["client_steps"])
 
     def _on_gpu(self, work: Work) -> Tensor:
         """Graphs at once; a compiler when what is left of the run pays for it. The first job pays for the capture,

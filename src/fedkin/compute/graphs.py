@@ -136,7 +136,7 @@ def _key(work: Work, compiled: bool) -> tuple[Any, ...]:
              work.plan.moves is None)  # fmt: skip
     return (
         id(work.forward), id(work.source), work.plan.table.shape[2], work.opt, work.learn, terms, parts,
-        work.precision, compiled, work.rows.device,
+        work.precision, compiled, work.rows.device, work.measure,
     )  # fmt: skip
 
 

@@ -43,11 +43,11 @@ def uniform(keys: U64, count: int) -> NDArray[np.float64]:
     return (mix(counter) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def permutation(one_key: U64, count: int) -> NDArray[np.int64]:
-    """A random order of 0..count-1."""
+def permutation(keys: U64, count: int) -> NDArray[np.int64]:
+    """A random order of 0..count-1 for each key: shape [*keys.shape, count]."""
     with np.errstate(over="ignore"):
-        counter = one_key + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
-    return np.argsort(mix(counter), kind="stable").astype(np.int64)
+        counter = keys[..., None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
+    return np.argsort(mix(counter), axis=-1, kind="stable").astype(np.int64)
 
 
 def generator(*parts: int | str) -> np.random.Generator:

@@ -316,6 +316,10 @@ class Program:
             raise _Unsupported
         self.features = self.features or self.logits
         self.ops = _pool_before_relu(self.ops, keep={self.features, self.logits})
+        self.signature = "\n".join(
+            [f"{op.name} {op.inputs} {op.options} {op.target} {op.layer or op.function}" for op in self.ops]
+            + [self.features, self.logits]
+        )  # programs that read the same compute the same
 
     def _add_layer(self, node: fx.Node, target: str, layer: nn.Module) -> None:
         if "Dropout" in type(layer).__name__ and type(layer) not in RULES:

@@ -54,6 +54,7 @@ class Work:
     precision: Precision = "fp32"
     tape: Tape | None = None
     horizon: int = 1  # how often a job like this is expected to come
+    measure: bool = False  # change nothing; instead of losses give squared norms of the gradients, evaluation mode
 
     def __post_init__(self) -> None:
         self.steps = self.plan.steps[self.client]
@@ -286,7 +287,7 @@ Loss = Callable[
 
 def loss_of(work: Work, rows: int, compiled: bool = False) -> Loss:
     """The losses of `rows` rows as one function of tensors, ready to be compiled. Padded samples weigh nothing."""
-    forward, source, terms, dtype = work.forward, work.source, list(work.terms), work.dtype
+    forward, source, terms, dtype, train = work.forward, work.source, list(work.terms), work.dtype, not work.measure
 
     def loss(
         params: dict[str, Tensor], chosen: Tensor, size: Tensor, moves: Tensor | None, noise: Tensor | None,
@@ -297,19 +298,23 @@ def loss_of(work: Work, rows: int, compiled: bool = False) -> Loss:
         y = source.labels(flat).view(rows, batch)
         valid = torch.arange(batch, device=y.device) < size.unsqueeze(1)
         x = source.batch(flat, None if moves is None else moves.reshape(-1))
-        out = forward(params, x, rows, Context(True, valid, noise, dtype, compiled))
+        out = forward(params, x, rows, Context(train, valid, noise, dtype, compiled))
         return (total(terms, out, y, given) * valid).sum(1) / size.clamp(min=1)
 
     return loss
 
 
 def step_rows(work: Work, stack: Stack, active: int, loss: Loss, batch: Batch, gated: bool) -> Tensor:
-    """One step of the first `active` rows; returns their losses [active]. `gated`: some of them may be resting."""
+    """One step of the first `active` rows; returns their losses [active]. `gated`: some of them may be resting.
+
+    Where the work only measures, nothing moves and the squared norms of the gradients are returned instead."""
     leaves = {name: t[:active].detach().requires_grad_(name in work.learn) for name, t in stack.params.items()}
     given = [{k: v[:active] for k, v in mine.items()} for mine in stack.given]
     values = loss(leaves, batch.chosen, batch.size, batch.moves, batch.noise, given)
     learn = [leaves[name] for name in work.learn]
     grads = torch.autograd.grad(values.sum(), learn)
+    if work.measure:
+        return torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0)
     with torch.no_grad():
         on = (batch.size > 0).float()
         stack.taken[:active] += on

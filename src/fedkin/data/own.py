@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.data.dataset import Array, Dataset, as_samples, encode_labels
+from fedkin.data.dataset import Array, Dataset, Ints, as_samples, encode_labels
 from fedkin.data.files import MissingFile, column, read_npz
 from fedkin.data.partition import Deal, Partition
 from fedkin.data.split import Split, check_shares, held_out, make_split, split_deal
@@ -66,7 +66,8 @@ def from_folder(
     path = Path(path).expanduser()
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder: give one with a file per client (.npz, .parquet or .csv)")
-    files = sorted(f for f in path.iterdir() if f.suffix in (".npz", ".parquet", ".csv"))
+    kinds = (".npz", ".parquet", ".csv")
+    files = sorted((f for f in path.iterdir() if f.suffix in kinds), key=lambda f: f.stem)
     if not files:
         raise DataError(f"{path} holds no .npz, .parquet or .csv file; put one per client there")
     stems = [file.stem for file in files]
@@ -153,16 +154,39 @@ def _assemble(parts: Sequence[_Client], name: str, seed: int, test_share: float,
     sizes = [len(part.x) for part in parts]
     dataset = Dataset(name, np.concatenate([part.x for part in parts]), y, len(class_names), class_names,
                       user=np.repeat(np.arange(len(parts)), sizes), vocabulary=vocabulary)
-    rng = np.random.Generator(np.random.PCG64(seed))
-    rows, tests = [], []
-    for part, end in zip(parts, np.cumsum(sizes), strict=True):
-        own = np.arange(end - len(part.x), end)
-        held = held_out(len(own), test_share) if part.tests is None else part.tests
-        own = rng.permutation(own) if part.tests is None else own
-        rows.append(own[: len(own) - held])
-        tests.append(own[len(own) - held :])
-    names = [part.name for part in parts]
-    return dataset, split_deal(Deal(rows, tests), y, names, test_share, validation_share, rng)
+    split = []
+    for place, (part, end) in enumerate(zip(parts, np.cumsum(sizes), strict=True)):
+        begin = end - len(part.x)
+        own = split_client(y[begin:end], part.tests, place, seed, test_share, validation_share)
+        split.append([rows + begin for rows in own])
+    train, validation, test = zip(*split, strict=True)
+    return dataset, Split(train, validation, test, tuple(part.name for part in parts))
+
+
+def split_client(labels: Ints, tests: int | None, place: int, seed: int, test_share: float,
+                 validation_share: float) -> tuple[Ints, Ints, Ints]:
+    """Training, validation and test rows of one client, numbered from 0: `place` is its number among all clients.
+
+    Nothing else enters, so a site that knows its place draws alone what a simulation of all of them draws for it."""
+    rng = np.random.Generator(np.random.PCG64([seed, place]))
+    own = np.arange(len(labels))
+    held = held_out(len(own), test_share) if tests is None else tests
+    own = rng.permutation(own) if tests is None else own
+    deal = Deal([own[: len(own) - held]], [own[len(own) - held :]])
+    split = split_deal(deal, labels, [""], test_share, validation_share, rng)
+    return split.train[0], split.validation[0], split.test[0]
+
+
+def read_site(file: str | Path, name: str, label: str = "label", vocabulary: int = 0) -> _Client:
+    """One client's own file, checked as `from_folder` checks each of its files."""
+    file = Path(file).expanduser()
+    if file.suffix not in (".npz", ".parquet", ".csv") or not file.is_file():
+        raise UsageError(f"{file}: give a file, .npz, .parquet or .csv, with this client's samples")
+    part = _client(name, _read_client(file, label), vocabulary)
+    codes, names = encode_labels(part.y)
+    Dataset(name, part.x, codes, len(names), names, vocabulary=vocabulary)
+    whole = part.y.astype(np.int64) if part.y.dtype.kind in "biuf" else np.asarray(names)[codes]
+    return _Client(name, part.x, whole, part.tests)
 
 
 def _labels(parts: Sequence[_Client]) -> Array:

@@ -29,6 +29,20 @@ class LocalEngine:
         self.site, self._method, self._chunk = site, method, chunk
         self.losses = torch.full((len(site.names),), float("nan"))  # last training loss of each client
 
+    def elsewhere(self, site: Site) -> LocalEngine:
+        """The same clients with other data."""
+        return LocalEngine(site, self._method, self._chunk)
+
+    def scored(self, ids: keys.I64, parts: Mapping[str, Tensor]) -> tuple[keys.I64, keys.I64]:
+        """Test samples that one model for all, given by its parts, gets right at each client, and how many it has."""
+        step = self._chunk or len(ids)
+        found = []
+        for begin in range(0, len(ids), step):
+            cohort = Cohort(self.site, ids[begin : begin + step], 0, "scored")
+            found.append(cohort.evaluate(cohort.rows(**parts)))
+        right, count = (torch.cat([getattr(f, n).sum(1) for f in found]).cpu().numpy() for n in ("correct", "count"))
+        return right.astype(np.int64), count.astype(np.int64)
+
     def call(
         self, ids: keys.I64, function: str, message: Mapping[str, object], round: int, horizon: int
     ) -> Answer:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -26,6 +26,9 @@ from fedkin.federation import Clients, Federation, Reply
 from fedkin.layout import Layout
 from fedkin.options import option, validated
 from fedkin.registry import Registry
+
+if TYPE_CHECKING:
+    from fedkin.robust import Detector
 
 METHODS: Registry[type[Method]] = Registry("method")
 
@@ -49,6 +52,7 @@ class Method:
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}}  # named sets of option values
     holdout: ClassVar[float] = 0.0  # share of each client's training samples the method sets aside
     keeps: ClassVar[Mapping[str, Keep]] = {}
+    frozen_head: ClassVar[bool] = False  # bodies learn under the common first head
 
     def __init__(self, options: Any = None) -> None:
         self.options = options if options is not None else self.Options()
@@ -69,6 +73,16 @@ class Method:
     def deliver_to_all(self, fed: Federation) -> dict[str, Any]:
         """`deliver` for every client at once; methods with a message of its own for each client override it."""
         return self.deliver()
+
+    def common(self) -> dict[str, Tensor]:
+        """The one model that the server has for everybody, as parts of a row; empty: there is none."""
+        if hasattr(self, "model") and self.shares not in ("head", "nothing"):
+            return {"model": self.model}
+        return {"body": getattr(self, "body")} if self.frozen_head else {}  # noqa: B009
+
+    def detector(self) -> Detector | None:
+        """The method's own check for hostile replies, for attacks that adapt to it; None: it has none."""
+        return None
 
     def finish(self, fed: Federation) -> None:
         """After the last round (fine-tuning, if the method has it)."""

@@ -22,6 +22,7 @@ from fedkin.layout import Layout
 from fedkin.methods.base import METHODS, option
 from fedkin.methods.committee import ballots, better_half, by_lot, contribution, lower_bound, panels, seats, tally
 from fedkin.methods.finetune import TunedAtTheEnd
+from fedkin.robust import Detector
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,9 @@ class CPFL(TunedAtTheEnd):
         if o.threshold == "ci":
             self.tau = bound if relaxed else max(self.tau, bound)
         return accepted
+
+    def detector(self) -> Detector:
+        return Detector("accuracy", lambda scores: self.tau)
 
     def renew(self, fed: Federation, ids: Tensor, n: Tensor, scores: Tensor, accepted: Tensor) -> None:
         """Contributions (eqs. 7, 10, 11) and the next committee (eqs. 8, 9)."""

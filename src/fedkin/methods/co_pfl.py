@@ -80,6 +80,7 @@ class COPFL(Method):
         self.model = replies.combine(filled, self.model, alpha).where(self.z > 0, self.model)
         self.alpha[torch.from_numpy(replies.clients.ids)] = alpha
         fed.note("alpha", self.alpha.clone())
+        fed.note("mask", {"clients": list(replies.clients), "share": (1 - shared.sum(1) / shared.shape[1]).tolist()})
 
     def train(self, client: Cohort, model: Tensor, z: Tensor, alpha: Tensor) -> Reply:
         o, mask, start = self.options, client["mask"], self.personal(client, model)

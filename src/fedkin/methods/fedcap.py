@@ -17,7 +17,8 @@ from fedkin.cohort import Cohort, Keep, Model
 from fedkin.federation import Clients, Federation, Reply, each
 from fedkin.layout import Layout
 from fedkin.methods.base import METHODS, Method
-from fedkin.methods.similarity import FedCAPOptions, Phi, contributions, detect, rows_of
+from fedkin.methods.similarity import FedCAPOptions, Phi, contributions, detect, rows_of, usual
+from fedkin.robust import Detector
 
 # Table IV, the ablation: does a row customise, does it calibrate and detect, does it personalise?
 TABLE_IV = {"1": (1, 0, 0), "2": (0, 0, 1), "3": (1, 1, 0), "4": (1, 0, 1), "full": (1, 1, 1)}
@@ -51,21 +52,23 @@ class FedCAP(Method):
         absent = cohort - self.fresh - self.flagged
         cohort = cohort - (absent - self._collect(fed, absent, self.options.collect))
         replies = fed.ask(cohort, self.train, model=each(rows_of(cohort, self.customised, self.model)))
-        clients = replies.clients
+        used, clients = replies, replies.clients
         if len(clients):
             recovered = rows_of(clients, self.customised, self.model).add_(replies["update"])  # recover
             updates = recovered - self.model if self.calibrates else replies["update"]  # calibrate
             benign = self._detect(fed, clients, updates)
             if not benign.all():
-                clients, recovered, updates = clients[benign], recovered[benign], updates[benign]
+                used, recovered, updates = replies.only(benign), recovered[benign], updates[benign]
+                clients = used.clients
         if not len(clients):
             fed.note("alarm", "no update is left: all models stay as they were")
             left = [i for i, c in enumerate(self.members) if c not in self.flagged]
             self.members, self.pool, self.updates = [self.members[i] for i in left], self.pool[left], self.updates[left]
             return
         self.members, self.pool, self.updates = list(clients), recovered, updates
-        self.origin, self.model = self.model, replies.combine(recovered, self.model, clients.samples)  # eq. 6
+        self.origin, self.model = self.model, used.combine(recovered, self.model, clients.samples)  # eq. 6
         if self.customises:
+            fed.note("members", list(clients))
             self._customise(fed, clients, updates, self.options.phi)
             self.fresh = list(clients)
             if self.options.collect == "last_known":
@@ -84,7 +87,13 @@ class FedCAP(Method):
             fed.remove(removed if self.options.removal == "leave" else [])
             fed.note("t_norm", limit)
             fed.note("removed", removed)
+            fed.note("judged", {"clients": clients.ids.tolist(), "used": benign.tolist()})
         return benign
+
+    def detector(self) -> Detector | None:
+        limit = self.options.t_norm
+        how = Detector("length", lambda norms: usual(norms) if limit == "auto" else float(limit), self.model)
+        return how if self.calibrates else None
 
     def _collect(self, fed: Federation, absent: Clients, how: str) -> Clients:
         # customised models for clients that are not in the pool; returns those whose update could be had

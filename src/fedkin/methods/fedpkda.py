@@ -22,7 +22,7 @@ from fedkin.compute.optim import SGD
 from fedkin.federation import Clients, Federation, Masked, Replies, Reply
 from fedkin.layout import Layout
 from fedkin.methods.base import METHODS, Method, option
-from fedkin.methods.prototypes import PrototypeOptions, global_prototypes, phase, remember, spread
+from fedkin.methods.prototypes import PrototypeOptions, global_prototypes, mahalanobis_weights, phase, remember, spread
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class FedPKDA(Method):
         goals, known = self.theta.new_zeros(0, 0), self.present[0, :0]
         if self.pulls(progress)[1] > 0:
             goals, known = self.collect(fed, fed.alive if self.options.senders == "all" else cohort)
+        fed.note("pulls", list(self.pulls(progress)))
         replies = fed.ask(cohort, self.train, theta=self.theta, goals=goals, known=known, progress=progress)
         self.theta = replies.mean("theta", otherwise=self.theta, weights=self.weights(fed, replies))
 
@@ -80,7 +81,12 @@ class FedPKDA(Method):
             self.present = remember(self.present, ids, replies["present"])
             fed.note("epsilon", self.options.spend(self.spent, ids, replies["fewest"], self.prototypes.shape[2]))
         alive = torch.from_numpy(fed.alive.ids).to(self.present.device)
-        return global_prototypes(self.prototypes[alive], self.present[alive], self.options.cov)
+        rows, has, cov = self.prototypes[alive], self.present[alive], self.options.cov
+        goals, known = global_prototypes(rows, has, cov)
+        classes = torch.nonzero(known).flatten().tolist()
+        weights = [mahalanobis_weights(rows[:, [k]].transpose(0, 1), has[:, [k]].T, cov)[0].tolist() for k in classes]
+        fed.note("prototype_weights", {"clients": list(fed.alive), "classes": classes, "weights": weights})
+        return goals, known
 
     def weights(self, fed: Federation, replies: Replies) -> Tensor | None:
         """gamma_i / sum gamma; by samples if no gradient is left anywhere."""
@@ -90,6 +96,7 @@ class FedPKDA(Method):
         if self.options.gamma_clip is not None:
             gamma = gamma.clamp(max=self.options.gamma_clip * float(gamma.median()))
         gamma = gamma if gamma.sum() > 0 else replies.samples.to(gamma)
+        fed.note("members", list(replies.clients))
         fed.note("weights", gamma / gamma.sum())
         return gamma / gamma.sum()
 

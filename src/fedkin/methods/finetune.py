@@ -18,6 +18,7 @@ class TunedAtTheEnd(Method):
     shares = "body"
     private = "the tuned model"
     keeps = {"tuned": Keep("row"), "is_tuned": Keep((1,), "zeros")}
+    frozen_head = True
 
     tune_epochs: int
     tune_part: Learn

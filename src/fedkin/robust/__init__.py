@@ -1,8 +1,9 @@
 """Attacks (rows in, rows out), aggregation rules (rows in, row out), and how well attackers are found."""
 
 from fedkin.robust.adversary import Adversary
-from fedkin.robust.attacks import ATTACKS, Attack, DataAttack, ReplyAttack, make_attack
-from fedkin.robust.detection import Detection, Rates, Verdict, Watched, detection
+from fedkin.robust.attacks import ATTACKS, Attack, Backdoor, DataAttack, ReplyAttack, make_attack
+from fedkin.robust.detection import Detection, Detector, Rates, Verdict, Watched, detection, verdicts_of
+from fedkin.robust.root import Desk
 from fedkin.robust.rules import RULES, Outcome, Rule, apply, make_rule
 
 __all__ = [
@@ -10,8 +11,11 @@ __all__ = [
     "RULES",
     "Adversary",
     "Attack",
+    "Backdoor",
     "DataAttack",
+    "Desk",
     "Detection",
+    "Detector",
     "Outcome",
     "Rates",
     "ReplyAttack",
@@ -22,4 +26,5 @@ __all__ = [
     "detection",
     "make_attack",
     "make_rule",
+    "verdicts_of",
 ]

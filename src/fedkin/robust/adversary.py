@@ -9,8 +9,8 @@ otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,11 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkin.cohort import Cohort, Site
 from fedkin.compute import keys
 from fedkin.errors import UsageError
 from fedkin.federation import Answer, Each, Masked, Reply
 from fedkin.options import option
-from fedkin.robust.attacks import Array, Attack, Backdoor, DataAttack, ReplyAttack
+from fedkin.robust.attacks import Adaptive, Array, Attack, Backdoor, DataAttack, InputNoise, ReplyAttack
+from fedkin.robust.detection import Detector
+from fedkin.robust.rules import Rule
 
 Bools = NDArray[np.bool_]
 
@@ -31,8 +34,23 @@ UPDATES = ("update", "updates")
 
 
 @dataclass(frozen=True, eq=False)
+class Guess:
+    """What attackers take the server's own knowledge for: an update like the mean of those they see."""
+
+    update: Tensor
+
+    def bounds(self, width: int) -> tuple[int, ...]:
+        return (0, width)
+
+    def trainer(self, samples: int) -> Callable[[Tensor], Tensor]:
+        return lambda start: self.update
+
+
+@dataclass(eq=False)
 class Adversary:
-    """int(share * clients) of the clients are malicious; everything follows from the seed."""
+    """int(share * clients) of the clients are malicious; everything follows from the seed.
+
+    `rule` and `detector` are the run's defence, for attacks that adapt to it."""
 
     attack: Attack
     clients: int
@@ -41,11 +59,17 @@ class Adversary:
     knowledge: Literal["own", "full"] = option("full", "attackers see their own updates, or everybody's")
     redraw: bool = option(False, "other clients are malicious in every round, as in C-PFL")
     lie_about_votes: bool = option(False, "malicious committee members turn their scores upside down")
+    rule: Rule | None = None
+    detector: Callable[[], Detector | None] = field(default=lambda: None)
+    site: Site | None = None  # where the attackers have their data
+    rounds: int | None = None  # attackers that change do so in these; in the tuning after them nobody is malicious
 
     def malicious(self, round: int = 0) -> Bools:
         """Who is malicious in a round, [clients]."""
         stream = keys.key(self.seed, "malicious", round if self.redraw else 0)
         chosen = np.zeros(self.clients, bool)
+        if self.redraw and self.rounds is not None and round >= self.rounds:
+            return chosen
         chosen[keys.permutation(stream, self.clients)[: int(self.share * self.clients + 1e-9)]] = True
         return chosen
 
@@ -62,11 +86,11 @@ class Adversary:
         for name, value in answer.replies.items():
             sent[name] = value
             if name in VOTES:
-                if self.lie_about_votes:
+                if self.lie_about_votes or self.attack.lie_about_votes:
                     sent[name] = _replaced(value, bad, _inverted(_values(value)[torch.from_numpy(bad)]))
             elif isinstance(self.attack, ReplyAttack) and _values(value).is_floating_point():
                 rng = keys.generator(self.seed, "attack", round, phase, name)
-                rows = self._forge(self.attack, value, _counterpart(name, _values(value), received), bad, rng)
+                rows = self._forge(name, self.attack, value, received, bad, rng, round)
                 if rows.shape[1:] == _values(value).shape[1:]:
                     sent[name] = _replaced(value, bad, rows)
                 else:
@@ -74,18 +98,54 @@ class Adversary:
         return _with_odd(answer, sent, misshapen, bad)
 
     def _forge(
-        self, attack: ReplyAttack, value: Tensor | Masked, base: Tensor, bad: Bools, rng: np.random.Generator
-    ) -> Tensor:
-        """What the malicious clients send in place of their rows of `value`, having received `base`."""
+        self, name: str, attack: ReplyAttack, value: Tensor | Masked, received: Mapping[str, Tensor], bad: Bools,
+        rng: np.random.Generator, round: int,
+    ) -> Tensor:  # fmt: skip
+        """What the malicious clients send in place of their rows of `value`."""
         honest = _values(value)
+        base, chosen = _counterpart(name, honest, received), torch.from_numpy(bad).to(honest.device)
+        adapts = isinstance(attack, Adaptive) and attack.against == "run"
+        if adapts:
+            base = self._calibrated(name, honest, received, base)
         updates = (honest - base).reshape(len(honest), -1)
         if isinstance(value, Masked):
             updates = updates * value.mask.reshape(updates.shape)
-        chosen = torch.from_numpy(bad).to(honest.device)
+        if adapts:
+            known = updates if self.knowledge == "full" else updates[chosen]
+            attack = self._told(attack, known, base.expand_as(honest)[chosen], round)
         rows = attack(updates.float(), chosen, self.knowledge, rng).to(honest.dtype)
         if rows.shape[1] != updates.shape[1]:
             return rows
         return base.expand_as(honest)[chosen] + rows.reshape(-1, *honest.shape[1:])
+
+    def _calibrated(self, name: str, honest: Tensor, received: Mapping[str, Tensor], base: Tensor) -> Tensor:
+        """What replies count from where a method measures them from a common reference: there, not from what each
+        client received."""
+        detector = self.detector()
+        if detector is None or detector.reference is None or detector.reference.shape != honest.shape[1:]:
+            return base
+        start = _counterpart("", honest, received) if name in UPDATES else torch.zeros_like(honest[:1])
+        return detector.reference.to(honest) - start
+
+    def _told(self, attack: ReplyAttack, known: Tensor, base: Tensor, round: int) -> ReplyAttack:
+        """An adaptive attack that knows what it has to pass: the method's own check, or else the rule."""
+        assert isinstance(attack, Adaptive)
+        detector = self.detector()
+        if detector is not None and detector.measures == "length":
+            longest = detector.bar(torch.linalg.vector_norm(known, dim=1))
+            return replace(attack, passes=lambda row: float(row.norm()) <= longest * (1 - 1e-5))
+        if detector is not None and self.site is not None and base[0].numel() == self.site.layout.size("body"):
+            body = base[0].reshape(-1)
+            bar, most = detector.bar(known.new_zeros(0)), attack.most or len(known) + 1
+            return replace(attack, most=most, passes=lambda row: float(self._accuracy(body + row, round)) >= bar)
+        return attack if self.rule is None else replace(attack, against=self.rule.given(Guess(known.mean(0))))
+
+    def _accuracy(self, body: Tensor, round: int) -> Tensor:
+        """Mean accuracy of a body under the common head on what the attackers have themselves, in their eyes the
+        committee's."""
+        assert self.site is not None
+        cohort = Cohort(self.site, np.flatnonzero(self.malicious(round)), round, "attack")
+        return cohort.evaluate(cohort.rows(body=body), "train").accuracy.nanmean().double()
 
     # ------------------------------------------------------------ data
 
@@ -101,6 +161,39 @@ class Adversary:
             mine, rng = parts[client], keys.generator(self.seed, "poison", client)
             x[mine], y[mine] = self.attack.poison(x[mine], y[mine], classes, rank, rng)
         return x, y
+
+    def arm(self, site: Site, x: Array, y: Array) -> None:
+        """Puts what the attackers make of the data beside the clean samples, and tells the site when they use it."""
+        attack, source, bad, self.site = self.attack, site.source, self.malicious(), site
+        if not isinstance(attack, DataAttack):
+            return
+        bad_x, bad_y = self.poison(x, y, site.parts["train"], site.classes)
+        if isinstance(attack, Backdoor):  # nobody trains on these: `shown` asks for them
+            tested = np.concatenate(site.parts["test"])
+            bad_x[tested], bad_y[tested] = attack.triggered(x[tested]), attack.target
+        source.add_version(None if np.array_equal(bad_x, x) else bad_x, bad_y)
+        site.poisoned = self.malicious
+        if isinstance(attack, InputNoise):
+            source.add_noise(attack.sigma, self.seed)
+            if attack.test:
+                if self.redraw:
+                    raise UsageError("input-noise:test=true needs the same attackers all along: attackers=fixed")
+                noisy = [part + source.count * int(b) for part, b in zip(site.parts["test"], bad, strict=True)]
+                site.parts = {**site.parts, "test": noisy}
+
+    @property
+    def counted(self) -> bool:
+        """Whether malicious clients' own models count in the accuracy: they do where what they lose is the question,
+        and where everybody is malicious at times."""
+        return self.redraw or (isinstance(self.attack, InputNoise) and self.attack.test)
+
+    def shown(self, site: Site) -> Site:
+        """The site as the backdoor is judged there: test samples of other classes, with the trigger and its label."""
+        if not isinstance(self.attack, Backdoor):
+            raise UsageError(f"attack {type(self.attack).__name__} has no trigger: only a backdoor has")
+        clean, count = site.source.y[: site.source.count].cpu().numpy(), site.source.count
+        others = [part[clean[part] != self.attack.target] + count for part in site.parts["test"]]
+        return replace(site, parts={**site.parts, "test": others})
 
     def triggered(self, x: Array) -> Array:
         """Inputs with the whole trigger, to see how often a model answers with the target class."""

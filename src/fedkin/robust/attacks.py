@@ -9,7 +9,7 @@ in for everybody's). A single row has no spread: its standard deviation counts a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from statistics import NormalDist
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +22,7 @@ from fedkin.errors import UsageError
 from fedkin.options import option, validated
 from fedkin.registry import Registry
 from fedkin.robust.rows import dots, gram
-from fedkin.robust.rules import Rule, apply, make_rule
+from fedkin.robust.rules import Mean, Rule, apply, make_rule
 
 Array = NDArray[Any]
 Knowledge = Literal["own", "full"]
@@ -30,11 +30,14 @@ Knowledge = Literal["own", "full"]
 ATTACKS: Registry[type[Attack]] = Registry("attack")
 
 
+@dataclass(frozen=True)
 class Attack:
     """Base of all attacks; `about` and `paper` are what `fedkin attacks` shows."""
 
     about: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    _: KW_ONLY
+    lie_about_votes: bool = option(False, "attackers on a committee also turn their votes upside down")
 
 
 class ReplyAttack(Attack):
@@ -153,12 +156,13 @@ class Envelope(ReplyAttack):
         return alike(mean + gamma * towards, malicious)
 
 
-def largest(feasible: Callable[[float], bool], tolerance: float = 1e-5) -> float:
-    """The largest feasible number, to a relative tolerance, where all below it are feasible; 0 if none above is."""
+def largest(feasible: Callable[[float], bool], tolerance: float = 1e-5, least: float = 1e-30) -> float:
+    """The largest feasible number, to a relative tolerance, where all below it are feasible; 0 if none from `least` on
+    is."""
     low, high = 0.0, 1.0
     while feasible(high) and high < 1e30:
         low, high = high, 2 * high
-    while high - low > tolerance * low and high > 1e-30:
+    while high - low > tolerance * low and high > least:
         middle = (low + high) / 2
         low, high = (middle, high) if feasible(middle) else (low, middle)
     return low
@@ -211,28 +215,34 @@ class Adaptive(ReplyAttack):
     """d = mean + g p with the largest g that the defence, which the attackers know, still accepts; p is minus the
     benign mean, as in IPM, or minus the spread, as in LIE.
 
-    A rule accepts if it uses every attacker's row (Krum: one of theirs); the attackers try it on what they know, not
-    knowing sample counts and a rule's own draws. `norm` (FedCAP) accepts up to a length of t_norm, before calibration.
-    A `committee` cannot be tried: d turns from the mean towards -spread up to an angle, at the mean's length."""
+    Against the run's own defence that is the method's if it has one: FedCAP's limit on calibrated updates, C-PFL's
+    committee, which the attackers play on their own data. Otherwise it is the rule. A rule accepts if it uses every
+    attacker's row (Krum: one of theirs); they try it on what they know, not knowing sample counts and a rule's draws.
+    `norm` accepts up to a length of t_norm, `committee` up to an angle with the mean, at the mean's length."""
 
     about = "the strongest update that a defence it knows still accepts"
     paper = "after Fang et al., USENIX Security 2020, and Shejwalkar and Houmansadr, NDSS 2021"
     against: str | Rule = option(  # noqa: RUF009
-        "multi-krum", "norm, committee, or a rule with its options: krum, gas:parts=50;malicious=0.2"
+        "run", "run: what the run uses; norm, committee, or a rule with its options: krum, gas:parts=50;malicious=0.2"
     )
     direction: Literal["mean", "spread"] = option("mean", "which way the updates go: minus the mean or the spread")
     t_norm: float = option(10.0, "against norm: longest update", above=0)
     cosine: float = option(0.5, "against committee: smallest cosine with the mean", low=-1, high=1)
     most: float | None = option(None, "largest g (default against a rule: participants + 1, as IPM)", above=0)
+    passes: Callable[[Tensor], bool] | None = field(
+        default=None, compare=False, repr=False, metadata={"help": "whether an update would pass; given by the run"}
+    )
 
     def __post_init__(self) -> None:
         self.rule()  # a wrong name is told at once
 
     def rule(self) -> Rule | None:
-        if isinstance(self.against, Rule) or self.against in ("norm", "committee"):
-            return self.against if isinstance(self.against, Rule) else None
+        if isinstance(self.against, Rule):
+            return self.against
+        if self.passes is not None or self.against in ("norm", "committee"):
+            return None
         name, _, rest = self.against.partition(":")
-        return make_rule(name, dict(pair.partition("=")[::2] for pair in rest.split(";") if pair))
+        return Mean() if name == "run" else make_rule(name, dict(o.partition("=")[::2] for o in rest.split(";") if o))
 
     def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
         rows, own, rule, committee = updates.clone(), updates[malicious], self.rule(), self.against == "committee"
@@ -248,13 +258,16 @@ class Adaptive(ReplyAttack):
 
         def accepted(g: float) -> bool:
             rows[malicious] = row = sent(g)
+            if self.passes is not None:
+                return self.passes(row)
             if rule is None:
                 long, turned = row.double().norm(), mean @ row.double()
                 return bool(turned >= self.cosine * long * mean.norm() if committee else long <= self.t_norm)
             used = apply(rule, rows, torch.ones_like(rows[:, 0]), torch.zeros_like(row)).used
             return int(used[malicious].sum()) >= max(1, min(len(own), int(used.sum())))
 
-        return alike(sent(largest(lambda g: g <= most and accepted(g), 1e-4 if rule else 1e-8)), malicious)
+        tolerance, least = (1e-2, 1e-2) if self.passes else (1e-4 if rule else 1e-8, 1e-30)
+        return alike(sent(largest(lambda g: g <= most and accepted(g), tolerance, least)), malicious)
 
 
 @ATTACKS.register("nan")
@@ -304,19 +317,20 @@ class LabelFlip(DataAttack):
 @ATTACKS.register("input-noise")
 @dataclass(frozen=True)
 class InputNoise(DataAttack):
-    """x + N(0, sigma^2) on every training sample, labels kept. Bytes are pixels: sigma counts in units of 255."""
+    """x + N(0, sigma^2) on every training sample, other noise in every round, labels kept (C-PFL, equation 13).
+
+    x is what the network sees: normalised, and not clipped. `test` puts the noise on what noisy clients are tested on
+    as well; they are then counted like everybody else, as what they lose is the question."""
 
     about = "noise on the training inputs"
     paper = "C-PFL"
     sigma: float = option(0.1, "standard deviation; C-PFL uses 0.1, 0.2 and 0.3", above=0)
+    test: bool = option(False, "the attackers' test inputs are noisy too, and their accuracy counts")
 
     def poison(self, x: Array, y: Array, classes: int, rank: int, rng: np.random.Generator) -> tuple[Array, Array]:
         if x.dtype.kind not in "uf":
             raise UsageError("attack 'input-noise' needs pixels or numbers; these data are token ids")
-        noise = self.sigma * rng.standard_normal(x.shape, np.float32)
-        if x.dtype == np.uint8:
-            return np.clip(np.rint(x + 255 * noise), 0, 255).astype(np.uint8), y.copy()
-        return x + noise.astype(x.dtype), y.copy()
+        return x.copy(), y.copy()  # the noise comes with each batch (`Source.add_noise`)
 
 
 def bars(shape: tuple[int, ...]) -> list[Array]:

@@ -1,20 +1,23 @@
 """How well hostile clients were found: what a method or rule decided, against the truth.
 
 DAcc = (attackers found + benign clients left alone) / all, FPR over benign clients, FNR over attackers (FedCAP,
-section V). A client counts as found if it was removed, or was left out the last time it took part.
+section V). A client counts as found if it was removed, or was left out the last time it took part: by a rule, by
+FedCAP's norm detection or by C-PFL's committee. Where others are malicious in every round, every verdict counts by
+itself, against the truth of its round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.robust.rules import Outcome, Rule, apply
+from fedkin.federation import Note
+from fedkin.robust.rules import Outcome, Rule, Server, apply
 
 Bools = NDArray[np.bool_]
 
@@ -47,7 +50,7 @@ class Verdict:
 @dataclass(frozen=True)
 class Detection:
     """The end result, every round's (over its participants), and the round by which each attacker was gone for good
-    (removed, or never used again); None for those who were used to the end."""
+    (removed, or never used again); None for those who were used to the end. Rounds count from 0."""
 
     overall: Rates
     rounds: Mapping[int, Rates]
@@ -62,9 +65,35 @@ class Detection:
         ]
 
 
-def detection(malicious: Bools, verdicts: Sequence[Verdict], removed: Mapping[int, int] | None = None) -> Detection:
-    """`malicious`: the truth, [N]; `verdicts`: in order of rounds; `removed`: client to the round of its removal."""
-    out = dict(removed or {})
+def verdicts_of(notes: Iterable[Note]) -> list[Verdict]:
+    """What rules and methods have noted about whose reply they used; who is left out once in a round is out."""
+    rounds: dict[int, dict[int, bool]] = {}
+    for note in notes:
+        said: Iterable[tuple[int, bool]] = ()
+        if note.name in ("used", "judged"):
+            said = zip(note.value["clients"], note.value["used"], strict=True)
+        elif note.name in ("accepted", "rejected"):
+            said = ((client, note.name == "accepted") for client in note.value)
+        for client, used in said:
+            mine = rounds.setdefault(note.round, {})
+            mine[client] = mine.get(client, True) and bool(used)
+    return [Verdict(r, np.array(sorted(by)), np.array([by[c] for c in sorted(by)])) for r, by in sorted(rounds.items())]
+
+
+def detection(
+    malicious: Bools | Callable[[int], Bools], verdicts: Sequence[Verdict], removed: Mapping[int, int] | None = None
+) -> Detection | None:
+    """`malicious`: the truth, [N], or that of a round; `verdicts`: in order of rounds; `removed`: client to the round
+    of its removal. None where the truth changes and nobody has judged."""
+    if not callable(malicious):
+        return _against(malicious, verdicts, removed or {})
+    rounds = {v.round: Rates.of(~v.used, malicious(v.round)[v.clients]) for v in verdicts}
+    truth = [malicious(v.round)[v.clients] for v in verdicts]
+    found = [~v.used for v in verdicts]
+    return Detection(Rates.of(np.concatenate(found), np.concatenate(truth)), rounds, {}) if verdicts else None
+
+
+def _against(malicious: Bools, verdicts: Sequence[Verdict], out: Mapping[int, int]) -> Detection:
     found = np.zeros(len(malicious), bool)
     left: dict[int, int] = {}
     rounds: dict[int, Rates] = {}
@@ -81,12 +110,26 @@ def detection(malicious: Bools, verdicts: Sequence[Verdict], removed: Mapping[in
     return Detection(Rates.of(found, malicious), rounds, gone)
 
 
+@dataclass(frozen=True, eq=False)
+class Detector:
+    """A method's own check, as attackers know it that know the method: what is measured of a row, and the bar: a length
+    from `reference` at most, given the lengths of all, or an accuracy at least."""
+
+    measures: Literal["length", "accuracy"]
+    bar: Callable[[Tensor], float]
+    reference: Tensor | None = None
+
+
 class Watched:
     """A rule that remembers its last outcome, for whoever knows which clients the rows came from."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.last: Outcome | None = None
+
+    def meet(self, server: Server) -> None:
+        """Gives the rule what only a run can."""
+        self.rule = self.rule.given(server)
 
     def __call__(self, rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
         self.last = apply(self.rule, rows, weights, start)

@@ -12,34 +12,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
-BLOCK = 16384
+BLOCK = 16384  # columns that fit a processor's cache with a hundred rows
+LAUNCHES = 8  # on a GPU it is the number of steps that counts: blocks are so many times wider there
 
 
-def blocks(width: int) -> Iterator[slice]:
-    """The columns, in blocks that fit a processor's cache with a hundred rows."""
-    return (slice(at, min(at + BLOCK, width)) for at in range(0, width, BLOCK))
+def block(rows: Tensor) -> int:
+    return BLOCK * (LAUNCHES if rows.is_cuda else 1)
+
+
+def blocks(rows: Tensor) -> Iterator[slice]:
+    """The columns in blocks."""
+    size, width = block(rows), rows.shape[-1]
+    return (slice(at, min(at + size, width)) for at in range(0, width, size))
 
 
 def gram(rows: Tensor, centre: Tensor) -> Tensor:
-    """<row_i - centre, row_j - centre>, [K, K] in float64."""
-    product = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for columns in blocks(rows.shape[1]):
-        part = (rows[:, columns] - centre[columns]).double()
-        product.addmm_(part, part.T)
-    return (product + product.T) / 2  # exactly symmetric, so that equal distances are ties on every machine
+    """<row_i - centre, row_j - centre>, [..., K, K] in float64, of rows [..., K, D] around [..., D]."""
+    count = rows.shape[-2]
+    product = torch.zeros(*rows.shape[:-2], count, count, dtype=torch.float64, device=rows.device)
+    for columns in blocks(rows):
+        part = (rows[..., columns] - centre[..., None, columns]).double()
+        product += part @ part.mT
+    return (product + product.mT) / 2  # exactly symmetric, so that equal distances are ties on every machine
 
 
 def squared_distances(rows: Tensor, centre: Tensor) -> Tensor:
-    """|row_i - row_j|^2, [K, K] in float64, with an exact zero for every row to itself."""
+    """|row_i - row_j|^2, [..., K, K] in float64, with an exact zero for every row to itself."""
     product = gram(rows, centre)
-    norms = product.diagonal()
-    return (norms[:, None] + norms[None, :] - 2 * product).clamp_(min=0)
+    norms = product.diagonal(dim1=-2, dim2=-1)
+    return (norms[..., :, None] + norms[..., None, :] - 2 * product).clamp_(min=0)
 
 
 def lengths(rows: Tensor, centre: Tensor) -> Tensor:
     """|row_i - centre|, [K] in float64."""
     total = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-    for columns in blocks(rows.shape[1]):
+    for columns in blocks(rows):
         total += torch.linalg.vector_norm(rows[:, columns] - centre[columns], dim=1).double() ** 2
     return total.sqrt()
 
@@ -47,7 +54,7 @@ def lengths(rows: Tensor, centre: Tensor) -> Tensor:
 def dots(rows: Tensor, centre: Tensor, direction: Tensor) -> Tensor:
     """<row_i - centre, direction>, [K] in float64."""
     total = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-    for columns in blocks(rows.shape[1]):
+    for columns in blocks(rows):
         total += (rows[:, columns] - centre[columns]).double() @ direction[columns].double()
     return total
 
@@ -55,7 +62,7 @@ def dots(rows: Tensor, centre: Tensor, direction: Tensor) -> Tensor:
 def step(rows: Tensor, centre: Tensor, factors: Tensor) -> Tensor:
     """centre + sum_i factor_i (row_i - centre)."""
     moved = torch.empty_like(centre)
-    for columns in blocks(rows.shape[1]):
+    for columns in blocks(rows):
         moved[columns] = centre[columns] + factors.to(rows.dtype) @ (rows[:, columns] - centre[columns])
     return moved
 
@@ -76,4 +83,4 @@ def ascending(values: Tensor) -> Tensor:
 
 def sorted_columns(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Column blocks with their values in ascending order, [columns, K]."""
-    return ((columns, ascending(rows[:, columns].T.contiguous())) for columns in blocks(rows.shape[1]))
+    return ((columns, ascending(rows[:, columns].T.contiguous())) for columns in blocks(rows))

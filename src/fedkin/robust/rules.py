@@ -15,11 +15,10 @@ A rule of your own implements `combine` for rows that are known to be finite:
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -31,9 +30,12 @@ from fedkin.compute import keys
 from fedkin.errors import UsageError
 from fedkin.options import option, validated
 from fedkin.registry import Registry
-from fedkin.robust.rows import ascending, dots, gram, lengths, mean_of, sorted_columns, squared_distances, step
+from fedkin.robust.rows import ascending, block, dots, gram, lengths, mean_of, sorted_columns, squared_distances, step
 
 RULES: Registry[type[Rule]] = Registry("rule")
+
+Bounds = tuple[int, ...] | Callable[[int], tuple[int, ...]]
+"""The columns at which tensors begin, and the end; or a way to them from the number of columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,33 @@ class Rule:
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
         """Finite rows [K, D] with K >= 1, weights [K], what the clients started from [D]."""
         raise NotImplementedError
+
+    def in_parts(self, rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
+        """`combine` for each of P parts of the columns alone: rows [P, K, D], start [P, D] to [P, D]. Rules that can
+        do this for all parts at once say how."""
+        return torch.stack([self.combine(r, weights, s).row for r, s in zip(rows, start, strict=True)])
+
+    def given(self, server: Server) -> Rule:
+        """The rule with what only a run can give it; most need nothing."""
+        return self
+
+
+class ColumnWise(Rule):
+    """A rule that treats each column alone: parts are nothing to it."""
+
+    def in_parts(self, rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
+        flat = rows.transpose(0, 1).reshape(rows.shape[1], -1)
+        return self.combine(flat, weights, start.reshape(-1)).row.view_as(start)
+
+
+class Server(Protocol):
+    """What a run lets a rule know: where the tensors of rows of some width begin, and training on data of its own."""
+
+    def bounds(self, width: int) -> tuple[int, ...]: ...
+
+    def trainer(self, samples: int) -> Callable[[Tensor], Tensor]:
+        """From what the clients start from to the server's own update, trained on so many samples."""
+        ...
 
 
 def apply(rule: Rule, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
@@ -91,10 +120,9 @@ def everyone(rows: Tensor) -> Tensor:
 
 
 def lowest(scores: Tensor, count: int) -> Tensor:
-    """Which entries are the `count` lowest; the earlier one wins a tie."""
-    chosen = torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
-    chosen[scores.argsort(stable=True)[: max(1, count)]] = True
-    return chosen
+    """Which entries along the last axis are the `count` lowest; the earlier one wins a tie."""
+    chosen = torch.zeros_like(scores, dtype=torch.bool)
+    return chosen.scatter_(-1, scores.argsort(stable=True)[..., : max(1, count)], True)
 
 
 def _malicious() -> Any:
@@ -103,7 +131,7 @@ def _malicious() -> Any:
 
 @RULES.register("mean")
 @dataclass(frozen=True)
-class Mean(Rule):
+class Mean(ColumnWise):
     """sum_i n_i x_i / sum_i n_i."""
 
     about = "the average by training samples; one hostile client moves it anywhere"
@@ -128,11 +156,19 @@ class MultiKrum(Rule):
     keep: int | None = option(None, "rows averaged, q (default: n - f)", low=1)
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
-        n, f = len(rows), assumed(self.malicious, len(rows))
-        nearest = ascending(squared_distances(rows, start))
-        scores = nearest[:, 1 : 1 + max(1, n - f - 2)].sum(1)
-        used = lowest(scores, self.keep or n - f) if n > 2 else everyone(rows)
+        used, scores = self._choose(rows, start)
         return Outcome(mean_of(rows, used.to(rows.dtype)), used, scores)
+
+    def in_parts(self, rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
+        used = self._choose(rows, start)[0].to(rows.dtype)
+        return ((used / used.sum(1, keepdim=True)).unsqueeze(1) @ rows).squeeze(1)
+
+    def _choose(self, rows: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        n = rows.shape[-2]
+        f = assumed(self.malicious, n)
+        nearest = ascending(squared_distances(rows, start))
+        scores = nearest[..., 1 : 1 + max(1, n - f - 2)].sum(-1)
+        return lowest(scores, (self.keep or n - f) if n > 2 else n), scores
 
 
 @RULES.register("krum")
@@ -147,10 +183,13 @@ class Krum(Rule):
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
         return MultiKrum(self.malicious, keep=1).combine(rows, weights, start)
 
+    def in_parts(self, rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
+        return MultiKrum(self.malicious, keep=1).in_parts(rows, weights, start)
+
 
 @RULES.register("median")
 @dataclass(frozen=True)
-class Median(Rule):
+class Median(ColumnWise):
     """Coordinate-wise median; of an even number the mean of the middle two (`lower`: the lower, as in GAS's code)."""
 
     about = "the median of every coordinate"
@@ -167,7 +206,7 @@ class Median(Rule):
 
 @RULES.register("trimmed-mean")
 @dataclass(frozen=True)
-class TrimmedMean(Rule):
+class TrimmedMean(ColumnWise):
     """Coordinate-wise mean without the q lowest and q highest values, q = floor(cut * f) but at most (n - 1) / 2,
     where it is the median."""
 
@@ -199,8 +238,11 @@ class RFA(Rule):
     iterations: int = option(4, "at most this many Weiszfeld steps", low=1)
     floor: float = option(1e-5, "smallest distance, nu", above=0)
     tolerance: float = option(1e-6, "stop when the objective falls by less than this share", low=0)
-    per_tensor: bool = option(False, "a median for each tensor alone, as in FedCAP's experiments; needs bounds")
-    bounds: tuple[int, ...] = option((), "columns at which tensors begin, and the end; given by the run")
+    per_tensor: bool = option(False, "a median for each tensor alone, as in FedCAP's experiments")
+    bounds: Bounds = option((), "columns at which tensors begin, and the end; given by the run")  # noqa: RUF009
+
+    def given(self, server: Server) -> Rule:
+        return replace(self, bounds=server.bounds) if self.per_tensor and not self.bounds else self
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
         parts = _tensors(self.bounds, rows.shape[1]) if self.per_tensor else [slice(None)]
@@ -208,20 +250,28 @@ class RFA(Rule):
         row = torch.cat([share @ rows[:, c] for share, c in zip(shares, parts, strict=True)])
         return Outcome(row, everyone(rows), None if self.per_tensor else shares[0])
 
+    def in_parts(self, rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
+        share = self._weigh(gram(rows, start), weights).to(rows.dtype)
+        return (share.unsqueeze(1) @ rows).squeeze(1)
+
     def _weigh(self, product: Tensor, weights: Tensor) -> Tensor:
+        """b_i / sum_j b_j from Gram matrices [..., K, K]."""
         alpha = weights.double() if weights.sum() > 0 else torch.ones_like(weights).double()
-        share, objective = alpha / alpha.sum(), torch.inf
+        share, own = (alpha / alpha.sum()).expand(product.shape[:-1]), product.diagonal(dim1=-2, dim2=-1)
+        objective = torch.full_like(share[..., 0], torch.inf)
         for _ in range(self.iterations):
-            squared = product.diagonal() - 2 * product @ share + share @ product @ share
+            to = (product @ share.unsqueeze(-1)).squeeze(-1)
+            squared = own - 2 * to + (share * to).sum(-1, keepdim=True)
             distance = squared.clamp(min=self.floor**2).sqrt()
-            before, objective = objective, float(alpha @ distance)
-            if before - objective <= self.tolerance * objective:
-                break
-            share = alpha / distance / (alpha / distance).sum()
+            before, objective = objective, distance @ alpha
+            falling = before - objective > self.tolerance * objective
+            near = alpha / distance
+            share = torch.where(falling.unsqueeze(-1), near / near.sum(-1, keepdim=True), share)
         return share
 
 
-def _tensors(bounds: tuple[int, ...], width: int) -> list[slice]:
+def _tensors(bounds: Bounds, width: int) -> list[slice]:
+    bounds = bounds(width) if callable(bounds) else bounds
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != width or any(np.diff(bounds) < 0):
         raise UsageError(f"bounds={bounds}: give the columns at which tensors begin, from 0 up to the end, {width}")
     return [slice(a, b) for a, b in pairwise(bounds)]
@@ -257,20 +307,27 @@ class FLTrust(Rule):
     """start + sum_i TS_i d_i |g0| / |d_i| / sum_i TS_i with trust TS_i = ReLU(cos(d_i, g0)), where g0 is what the
     server's own training on a small clean set gives (equations 2 to 4). Without any trust nothing moves.
 
+    The server trains on its root set as clients train on their data: class-balanced samples that no client has or,
+    if there are too few, copies of the clients' clean training samples (as in the paper), clients losing none.
     FedCAP's experiments rescale the first tensor of each update only (`first_tensor_only`)."""
 
     about = "updates weighed by their agreement with the server's own"
     paper = "Cao et al., NDSS 2021"
-    first_tensor_only: bool = option(False, "rescale only the first tensor, a slip in FedCAP's code; needs bounds")
-    bounds: tuple[int, ...] = option((), "columns at which tensors begin, and the end; given by the run")
-    root: Tensor | Callable[[Tensor], Tensor] | None = field(
+    root: int = option(100, "samples that the server trains on itself", low=1)
+    first_tensor_only: bool = option(False, "rescale only the first tensor, a slip in FedCAP's code")
+    bounds: Bounds = option((), "columns at which tensors begin, and the end; given by the run")  # noqa: RUF009
+    update: Tensor | Callable[[Tensor], Tensor] | None = field(
         default=None, compare=False, repr=False, metadata={"help": "the server's update, or a way to it from start"}
     )
 
+    def given(self, server: Server) -> Rule:
+        known = self if self.bounds else replace(self, bounds=server.bounds)
+        return known if known.update is not None else replace(known, update=server.trainer(self.root))
+
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
-        if self.root is None:
-            raise UsageError("rule 'fltrust' needs the server's own update: give `root`, or choose another rule")
-        own = (self.root if isinstance(self.root, Tensor) else self.root(start)).to(rows)
+        if self.update is None:
+            raise UsageError("rule 'fltrust' needs the server's own `update`: a run gives it, alone there is none")
+        own = (self.update if isinstance(self.update, Tensor) else self.update(start)).to(rows)
         size, norms = own.double().norm(), lengths(rows, start)
         trust = (dots(rows, start, own) / (norms * size)).nan_to_num(nan=0.0).clamp(0, 1)
         share = trust / (trust.sum() + 1e-9)
@@ -325,10 +382,12 @@ def _clip(norms: Tensor, limit: float | None) -> Tensor:
     return torch.where(norms > longest, longest / norms, torch.ones_like(norms))
 
 
-def _fresh(seed: int, what: str, rows: Tensor, start: Tensor) -> np.random.Generator:
-    """A generator that is new in every round without any memory: it follows from the seed and what is combined."""
-    content = (zlib.crc32(t.cpu().numpy().tobytes()) for t in (start, rows[0]))
-    return keys.generator(seed, what, *content)
+def _order(count: int, seed: int, what: str, rows: Tensor, start: Tensor) -> Tensor:
+    """A random order of 0..count-1, new in every round without any memory: it follows from the seed and what is
+    combined."""
+    content = (int(t.contiguous().view(torch.int32).sum(dtype=torch.int64)) for t in (start, rows[0]))
+    key = int(keys.key(seed, what, *content) >> np.uint64(1))
+    return torch.randperm(count, generator=torch.Generator(rows.device).manual_seed(key), device=rows.device)
 
 
 def _base(base: str | Rule, malicious: float) -> Rule:
@@ -353,8 +412,14 @@ class Bucketing(Rule):
     malicious: float = _malicious()
     seed: int = option(0, "which random orders", low=0)
 
+    def __post_init__(self) -> None:
+        _base(self.base, self.malicious)  # a wrong name is told at once
+
+    def given(self, server: Server) -> Rule:
+        return replace(self, base=_base(self.base, self.malicious).given(server))
+
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
-        order = torch.from_numpy(_fresh(self.seed, "bucketing", rows, start).permutation(len(rows))).to(rows.device)
+        order = _order(len(rows), self.seed, "bucketing", rows, start)
         buckets = [order[at : at + self.size] for at in range(0, len(order), self.size)]
         means = rows.new_empty(len(buckets), rows.shape[1])
         for mean, bucket in zip(means, buckets, strict=True):
@@ -379,14 +444,28 @@ class GAS(Rule):
     malicious: float = _malicious()
     seed: int = option(0, "which random parts", low=0)
 
-    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
-        n, width = rows.shape
+    def __post_init__(self) -> None:
         base = _base(self.base, self.malicious)
-        order = torch.from_numpy(_fresh(self.seed, "gas", rows, start).permutation(width)).to(rows.device)
+        if isinstance(base, FLTrust) or (isinstance(base, RFA) and base.per_tensor):
+            raise UsageError(f"base={type(base).__name__}: it looks at whole models or tensors, gas at random parts")
+
+    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        n, base = len(rows), _base(self.base, self.malicious)
+        order = _order(rows.shape[1], self.seed, "gas", rows, start)
         dealt, begin = rows.gather(1, order.expand_as(rows)), start[order]
         scores = torch.zeros(n, dtype=torch.float64, device=rows.device)
-        parts = min(self.parts, width)
-        for part, centre in zip(dealt.tensor_split(parts, 1), begin.tensor_split(parts), strict=True):
-            scores += lengths(part, base.combine(part, weights, centre).row)
+        for columns, size in _equal_parts(len(order), self.parts, block(rows)):
+            part = dealt[:, columns].view(n, -1, size).transpose(0, 1)  # [P, K, D]
+            found = base.in_parts(part, weights, begin[columns].view(-1, size))
+            scores += torch.linalg.vector_norm(part - found.unsqueeze(1), dim=2).double().sum(0)
         used = lowest(scores, n - assumed(self.malicious, n))
         return Outcome(mean_of(rows, used.to(rows.dtype)), used, scores)
+
+
+def _equal_parts(width: int, parts: int, together: int) -> Iterator[tuple[slice, int]]:
+    """About `together` columns at a time: parts of the same size, and that size; sizes differ by one at most."""
+    small, longer = divmod(width, min(parts, width))
+    ends = longer * (small + 1)
+    for begin, end, size in ((0, ends, small + 1), (ends, width, small)):
+        step = max(1, together // size) * size
+        yield from ((slice(at, min(at + step, end)), size) for at in range(begin, end, step))

@@ -1,0 +1,204 @@
+"""Commands of a real deployment: `server`, `client`, and `local-cluster` to try both on one machine."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedkin.cli.app import DEPLOY, Json, Sets, command, everything
+from fedkin.cli.console import messages, print_json
+from fedkin.cli.flags import from_file, is_file, run_config_of
+from fedkin.errors import UsageError
+
+KEYS_HELP = "The folder that `fedkin keys new` made."
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for trials on a machine of one's own.")]
+
+
+@command("server", """
+    fedkin server experiment.toml --keys keys --host 0.0.0.0
+    fedkin server fedcap --clients 4 --rounds 20 --keys keys
+    fedkin server --resume last --keys keys
+    """, DEPLOY, settings=everything)  # fmt: skip
+def server(
+    settings: dict[str, Any],
+    target: Annotated[
+        str | None, typer.Argument(metavar="[METHOD|FILE.toml]", help="A method's name, or a TOML file.")
+    ] = None,
+    set_: Sets = None,
+    keys: Annotated[str | None, typer.Option("--keys", metavar="DIR", help=KEYS_HELP)] = None,
+    insecure: Insecure = False,
+    host: Annotated[str, typer.Option(help="The address to serve on; 0.0.0.0: all of this machine's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to serve on; 0: any free one.")] = 9092,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run that was stopped.")
+    ] = None,
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for the sites to come.")] = 600.0,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds that the sites have for one exchange.")] = 600.0,
+    minimum: Annotated[float, typer.Option(min=0, max=1, help="Share of them that has to answer.")] = 0.5,
+    transport: Annotated[
+        str, typer.Option("--transport", metavar="fp32|fp16|int8", help="How numbers travel.")
+    ] = "fp32",
+    max_message: Annotated[
+        int | None, typer.Option(min=1, metavar="MB", help="Largest reply; unless said, eight times the model.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run an experiment over real sites, each with its own data on its own machine.
+
+    Sites join with [cyan]fedkin client[/]. A site that fails is left out of that round and may come back; a server
+    that was killed goes on from its last checkpoint with --resume, and the sites come back by themselves.
+    """
+    from fedkin.cli.live import run_screen
+    from fedkin.cli.outcome import run_facts, summarise
+    from fedkin.deploy.server import Serving, resume_server, run_server
+    from fedkin.engines.flower import Terms
+    from fedkin.track.catalogue import Catalogue, runs_folder
+    from fedkin.track.runs import Interrupted
+
+    if resume is not None and (target is not None or set_):
+        raise UsageError("--resume goes on with a run as it was begun: give no method, file or --set")
+    if resume is None and target is None:
+        raise UsageError("which experiment? Give a method or a TOML file, or --resume RUN")
+    if transport not in ("fp32", "fp16", "int8"):
+        raise UsageError(f"transport {transport!r}: choose fp32, fp16 or int8")
+    serving = Serving(
+        host, port, _keys_folder(keys, insecure), wait, Terms(deadline, minimum), transport,  # type: ignore[arg-type]
+        None if max_message is None else max_message << 20,
+    )  # fmt: skip
+    try:
+        with run_screen(messages()) as listener:
+            if resume is not None:
+                run = Catalogue(runs_folder(settings.get("runs_dir"))).find(resume)
+                result = resume_server(run, serving, on_event=listener, say=_say, signals=True)
+            else:
+                given = {**(from_file(str(target)) if is_file(str(target)) else {}), **settings}
+                settings.setdefault("checkpoint_every", given.get("checkpoint_every", 1))
+                config = run_config_of(str(target), settings, set_ or [])
+                clients = config.clients if "clients" in given else None
+                result = run_server(config, serving, clients=clients, on_event=listener, say=_say, signals=True)
+    except Interrupted as error:
+        _say(f"{error}; go on with: fedkin server --resume {error.run.name}, the sites come back by themselves")
+        raise typer.Exit(error.exit_code) from None
+    if json:
+        print_json(run_facts(result))
+    else:
+        summarise(result)
+
+
+def _keys_folder(keys: str | None, insecure: bool) -> Path | None:
+    if keys is not None and insecure:
+        raise UsageError("--keys or --insecure, not both")
+    if keys is None and not insecure:
+        raise UsageError("give --keys DIR (fedkin keys new makes it); for a trial without any protection, --insecure")
+    return None if keys is None else Path(keys).expanduser()
+
+
+def _say(text: str) -> None:
+    """A line on the screen, with the time; for logs and people alike."""
+    messages().print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False)
+
+
+@command("client", """
+    fedkin client --server fl.example.org:9092 --data oslo.npz --name oslo --key oslo.key --ca ca.crt
+    fedkin client --server 127.0.0.1:9092 --data oslo.npz --name oslo --insecure
+    """, DEPLOY)  # fmt: skip
+def client(
+    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Where `fedkin server` serves.")],
+    data: Annotated[str, typer.Option("--data", metavar="FILE", help="This site's samples: .npz, .csv or .parquet.")],
+    name: Annotated[str, typer.Option("--name", metavar="SITE", help="This site's name, as its key is signed.")],
+    key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="This site's private key.")] = None,
+    ca: Annotated[str | None, typer.Option("--ca", metavar="FILE", help="The server's ca.crt.")] = None,
+    insecure: Insecure = False,
+    folder: Annotated[
+        str | None,
+        typer.Option("--folder", metavar="DIR", help="Where this site keeps its state and model [./fedkin-SITE]."),
+    ] = None,
+    label: Annotated[str, typer.Option(help="The column with the labels, in a table.")] = "label",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto: a GPU if there is one.")] = "auto",
+    noise: Annotated[
+        str,
+        typer.Option(
+            "--noise",
+            metavar="secret|shared",
+            help="Draw noise from a seed of this site's own, or the run's.",
+        ),
+    ] = "secret",
+    stay: Annotated[bool, typer.Option("--stay", help="After a run, wait for the next.")] = False,
+    give_up: Annotated[
+        float | None, typer.Option("--give-up", metavar="SECONDS", help="End after so long without a server.")
+    ] = None,
+) -> None:
+    """Take part in a federation with this machine's data, which stay here.
+
+    Runs until the server says that the run is over; comes back by itself when the server or the network was away. Every
+    line that begins with "sent:" says in words and bytes what left this machine. The model for this site is written
+    to personal.safetensors in its folder.
+    """
+    from fedkin.deploy.doctor import address
+    from fedkin.deploy.keys import load_private, site_name
+
+    site_name(name)
+    host, port = address(server)
+    if noise not in ("secret", "shared"):
+        raise UsageError(f"--noise {noise}: choose secret or shared")
+    if insecure and (key or ca):
+        raise UsageError("--insecure goes without --key and --ca")
+    if not insecure and (key is None or ca is None):
+        raise UsageError("give --key and --ca; for a trial without any protection, --insecure")
+    if ca is not None and not Path(ca).expanduser().is_file():
+        raise UsageError(f"{ca}: no such file; get ca.crt from whoever runs the server")
+    private = load_private(key) if key is not None else None
+
+    from fedkin.deploy.client import Where, serve
+    from fedkin.deploy.worker import Worker
+
+    where = Path(folder).expanduser() if folder else Path(f"fedkin-{name}")
+    worker = Worker(name, Path(data).expanduser(), where, _line, label, device, secret=noise == "secret")
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    signal.signal(signal.SIGTERM, _interrupt)  # so that it says goodbye
+    try:
+        certificate = Path(ca).expanduser() if ca else None
+        serve(worker, Where(shown, certificate, private, give_up), _line, stay)
+    except KeyboardInterrupt:
+        _line("stopped; what this site keeps is in its folder, start it again to go on")
+        raise typer.Exit(130) from None
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _line(text: str) -> None:
+    print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}", flush=True)
+
+
+@command("local-cluster", """
+    fedkin local-cluster 4 --method fedcap --rounds 5
+    fedkin local-cluster 4 --method c-pfl --data digits --partition dirichlet:0.3 --rounds 10
+    """, DEPLOY, settings=everything)  # fmt: skip
+def local_cluster(
+    number: Annotated[int, typer.Argument(metavar="N", min=1, max=64, help="How many client processes.")],
+    settings: dict[str, Any],
+    method: Annotated[str, typer.Option("--method", metavar="METHOD", help="Which method.")] = "fedcap",
+    set_: Sets = None,
+    folder: Annotated[
+        str, typer.Option("--folder", metavar="DIR", help="A new folder for keys, data files, models and logs.")
+    ] = "cluster",
+    insecure: Insecure = False,
+) -> None:
+    """Try a deployment on this machine: a server and N clients as processes of their own, with keys and TLS.
+
+    The data set is dealt to N files, one for each client; all processes end with the run.
+    """
+    from fedkin.deploy.cluster import run_cluster
+
+    usual = {"partition": "dirichlet:0.5"}  # deals any data set to any number of clients
+    config = run_config_of(method, {**usual, **settings, "clients": str(number)}, set_ or [])
+    models = run_cluster(config, Path(folder).expanduser(), insecure=insecure, say=_say, out=sys.stderr)
+    for name, path in models.items():
+        print(f"{name}: {path}")

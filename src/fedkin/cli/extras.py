@@ -1,0 +1,46 @@
+"""What several commands take besides settings: files of the user's own, and sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from fedkin.cli.console import messages
+
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="FILE.py", help="Run this file of your own first: it registers methods, attacks "
+                 "or rules. Repeatable. Only give files you trust."),
+]  # fmt: skip
+SinkFlags = Annotated[
+    list[str] | None,
+    typer.Option("--sink", metavar="NAME[:WHERE]", help="Also send metrics to tensorboard\\[:DIR], mlflow\\[:URI] or "
+                 "wandb\\[:PROJECT]. Repeatable."),
+]  # fmt: skip
+
+
+def use_plugins(files: Sequence[str] | None) -> None:
+    """Runs the files given with --plugin."""
+    if files:
+        from fedkin.plugins import load
+
+        for file in files:
+            load(file)
+
+
+def sinks_of(specs: Sequence[str] | None) -> list[str]:
+    """The sinks given with --sink, checked before anything is run."""
+    if not specs:
+        return []
+    from fedkin.track.sinks import check_sinks
+
+    return check_sinks(specs)
+
+
+def remark(settings: dict[str, Any], attacks: Sequence[str]) -> None:
+    """Says so when flags about attackers meet nobody."""
+    idle = [f"--{name}" for name in ("malicious", "knowledge", "attackers") if name in settings]
+    if idle and set(attacks) == {"none"}:
+        messages().print(f"[yellow]{', '.join(idle)} without --attack changes nothing: everybody is honest[/]")

@@ -1,0 +1,399 @@
+"""`fedkin reproduce`: a paper's table, run again, its numbers beside ours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from fedkin.cli.app import LOOK, Json, RunsDir, command
+from fedkin.cli.console import complain, messages, print_json, screen, seconds
+from fedkin.cli.console import table as drawn
+from fedkin.cli.flags import seeds_of
+from fedkin.errors import DataError, FedKinError, UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table as Drawn
+
+    from fedkin.config import Config
+    from fedkin.papers.plan import Data, Estimate, Plan
+    from fedkin.papers.reproduce import Ledger, Session
+    from fedkin.papers.tables import Paper, Table
+    from fedkin.rounds import Event
+
+MOST_REASONS = 8
+
+
+@command("reproduce", """
+    fedkin reproduce
+    fedkin reproduce fedcap table1 --plan
+    fedkin reproduce fedcap table1 --rows CIFAR-10 --seeds 3 --budget 60
+    fedkin reproduce c-pfl table6 --rows CIFAR-10 --markdown table6.md --html table6.html
+    fedkin reproduce pfedcs --quick
+    """, LOOK)  # fmt: skip
+def reproduce(
+    paper: Annotated[str | None, typer.Argument(metavar="[PAPER]", help="A paper, or claims; none: list them.")] = None,
+    table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="One of its tables; none: all.")] = None,
+    rows: Annotated[
+        str | None, typer.Option("--rows", metavar="A,B,...", help="Only these rows, or groups of rows.")
+    ] = None,
+    cols: Annotated[
+        str | None, typer.Option("--cols", metavar="A,B,...", help="Only these columns, or groups of them.")
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", metavar="N|A,B,...", help="How many seeds, or which. \\[default: 3; with --quick 1]"),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", metavar="MINUTES", min=0, help="Begin nothing new after so many minutes."),
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and how long it takes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Far fewer rounds and samples: numbers mean nothing.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Run also what was run before.")] = False,
+    together: Annotated[
+        int | None,
+        typer.Option(
+            "--together", metavar="N", min=1,
+            help="Runs at a time on a device. \\[default: 8 on a GPU, else 1]",
+        ),
+    ] = None,
+    save: Annotated[
+        str | None, typer.Option("--save", metavar="DIR", help="Put the numbers into DIR/PAPER/TABLE.json.")
+    ] = None,
+    render: Annotated[
+        bool, typer.Option("--render", help="Make RESULTS.md anew from the files in results (or --save DIR).")
+    ] = False,
+    markdown: Annotated[
+        str | None, typer.Option("--markdown", metavar="FILE", help="Write the tables as Markdown.")
+    ] = None,
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="Write the tables as one page of HTML.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... or auto.")] = "auto",
+    precision: Annotated[str, typer.Option(help="fp32, tf32, bf16 or auto.")] = "auto",
+    data_dir: Annotated[str | None, typer.Option("--data-dir", metavar="DIR", help="Where data sets lie.")] = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch data sets that are not here.")] = False,
+    runs_dir: RunsDir = None,
+    json: Json = False,
+) -> None:
+    """Run a paper's table again and print its numbers beside ours.
+
+    What was run before is not run again, so a table can be stopped and taken up later. A cell that cannot be run says
+    why. Without a paper, the papers and their tables are listed.
+    """
+    if render:
+        return _render(save or "results")
+    if paper is None:
+        return _list(json)
+
+    from fedkin.papers.plan import Data, make_plan
+    from fedkin.papers.reproduce import Ledger
+
+    if quick and save:
+        raise UsageError("--quick numbers mean nothing and are not saved: leave out --quick or --save")
+    found = _paper(paper)
+    tables = [found.table(table)] if table else list(found.tables)
+    chosen = _cells(tables, _words(rows), _words(cols))
+    data = Data(data_dir, download)
+    where = {"device": device, "precision": precision, "data_dir": data_dir, "runs_dir": runs_dir}
+    numbers = seeds_of(seeds or ("1" if quick else "3"), 0)
+    made = make_plan(found, chosen, numbers, data, small=quick, settings=_checked({**where, "checkpoint_every": 0}))
+    ledger = Ledger(runs_dir, data)
+    todo = [c for c in made.runs if again or ledger.find(c) is None]
+    estimate = _calibrated(todo, data, ledger, budget)
+    at_once = together or _together(device)
+    facts = _plan_facts(made, todo, estimate, budget, at_once)
+    if not json or not plan:
+        _say_plan(made, todo, facts, data)
+    if plan:
+        return print_json({"plan": facts}) if json else None
+    session = _run(made, ledger, data, budget, again, at_once, len(todo))
+    _show(session, facts, json, save, markdown, html)
+
+
+def _paper(name: str) -> Paper:
+    from fedkin.papers.tables import load_file, load_paper
+
+    return load_file(name) if name.endswith(".toml") else load_paper(name.lower().replace("_", "-"))
+
+
+def _words(text: str | None) -> list[str]:
+    """`A,B` as two words; a name that holds a comma is meant as a whole if it stands alone."""
+    return [w.strip() for w in text.split(",") if w.strip()] if text else []
+
+
+def _cells(tables: Sequence[Table], rows: list[str], cols: list[str]) -> list[tuple[Table, Any]]:
+    """The chosen cells; with several tables, rows and columns need to fit one of them only."""
+    chosen, errors = [], []
+    for one in tables:
+        try:
+            chosen += [(one, c) for c in one.select(_whole(rows, one.rows), _whole(cols, one.columns))]
+        except UsageError as error:
+            errors.append(error)
+    if errors and not chosen:
+        raise errors[0]
+    return chosen
+
+
+def _whole(words: list[str], lines: Sequence[Any]) -> list[str]:
+    joined = [", ".join(words)]
+    return joined if words and any(line.matches(joined[0]) for line in lines) else words
+
+
+def _checked(settings: dict[str, Any]) -> dict[str, Any]:
+    """Refuses a device or a precision that is not there before anything is loaded."""
+    from fedkin.config import make_config
+    from fedkin.rounds import pick_device, pick_precision
+
+    config = make_config(settings)
+    pick_precision(config.precision, pick_device(config.device))
+    return {k: v for k, v in settings.items() if v is not None}
+
+
+# ------------------------------------------------------------ what there is
+
+
+def _list(json: bool) -> None:
+    from fedkin.papers.tables import NAMES, load_paper
+
+    papers = [load_paper(name) for name in NAMES]
+    if json:
+        return print_json({"papers": [
+            {"name": p.name, "title": p.title, "cite": p.cite, "tables": [
+                {"name": t.name, "title": t.title, "kind": t.kind, "cells": len(t.cells),
+                 "runnable": sum(not c.missing for c in t.cells), "missing": dict(Counter(c.missing for c in t.cells
+                                                                                         if c.missing))}
+                for t in p.tables]} for p in papers]})  # fmt: skip
+    right = ("cells", "can be run")
+    for paper in papers:
+        made = drawn(f"{paper.name}: {paper.title} ({paper.cite})", "table", "what it shows", *right, right=right)
+        for t in paper.tables:
+            able = sum(not c.missing for c in t.cells)
+            made.add_row(f"[bold]{t.name}[/]", escape(t.title), str(len(t.cells)), str(able))
+        screen().print(made)
+    screen().print("[dim]can be run: method, rule and data set are known here; "
+                   "fedkin reproduce PAPER TABLE --plan: what is missing, and how long it takes[/]")  # fmt: skip
+
+
+def _render(folder: str) -> None:
+    from fedkin.papers.render import refresh, write_results_page
+
+    if not Path(folder).is_dir():
+        raise UsageError(f"{folder}: no such folder; results are put there by fedkin reproduce ... --save {folder}")
+    paths = refresh(folder)
+    page = write_results_page(folder, Path(folder).resolve().parent / "RESULTS.md")
+    messages().print(f"{len(paths)} files in {escape(folder)} brought up to date, {escape(str(page))} written")
+
+
+# ------------------------------------------------------------ the plan
+
+
+def _calibrated(todo: Sequence[Config], data: Data, ledger: Ledger, budget: float | None) -> Estimate:
+    from fedkin.papers.plan import calibrate
+    from fedkin.papers.reproduce import device_name
+    from fedkin.rounds import pick_device
+
+    out = messages()
+    here = device_name(str(pick_device(todo[0].device))) if todo else ""
+    known = [o for o in ledger.outcomes if o.device == here]
+    limit = 60.0 if budget is None else min(60.0, 6.0 * budget)
+    with out.status("timing a round of each kind of run ...") as status:
+        return calibrate(todo, data, known, limit, lambda c: status.update(f"timing {escape(_name(c))} ..."))
+
+
+def _together(device: str) -> int:
+    from fedkin.rounds import pick_device
+    from fedkin.track.sweep import TOGETHER_ON_GPU
+
+    return TOGETHER_ON_GPU if pick_device(device).type == "cuda" else 1
+
+
+def _plan_facts(
+    plan: Plan, todo: Sequence[Config], estimate: Estimate, budget: float | None, together: int
+) -> dict[str, Any]:
+    from fedkin.papers.plan import kind_of
+    from fedkin.papers.reproduce import batches, device_name
+    from fedkin.rounds import pick_device
+
+    trainings = [todo[batch[0]] for batch in batches(todo)]
+    tables = []
+    for one in dict.fromkeys(p.table for p in plan.cells):
+        mine = [p for p in plan.cells if p.table is one]
+        tables.append({"table": one.name, "title": one.title, "cells": len(mine),
+                       "runnable": sum(not p.why_not for p in mine),
+                       "not_runnable": dict(Counter(p.why_not for p in mine if p.why_not).most_common())})  # fmt: skip
+    first = next((c for p in plan.runnable for v in p.runs for c in v), None)
+    return {
+        "paper": plan.paper.name, "quick": plan.quick, "seeds": list(plan.seeds), "tables": tables,
+        "runs": len(plan.runs), "run_before": len(plan.runs) - len(todo), "trainings": len(trainings),
+        "seconds": round(estimate.seconds(trainings), 1), "budget": None if budget is None else budget * 60,
+        "together": together, "rough": any(kind_of(c) in estimate.rough for c in todo),
+        "device": device_name(str(pick_device(first.device))) if first else "",
+        "todo": [{"run": _name(c), "identity": c.identity()} for c in todo],
+    }  # fmt: skip
+
+
+def _say_plan(plan: Plan, todo: Sequence[Config], facts: dict[str, Any], data: Data) -> None:
+    out = messages()
+    for one in facts["tables"]:
+        out.print(f"[bold]{escape(plan.paper.name)} {one['table']}[/]  {escape(one['title'])}: "
+                  f"{one['runnable']} of {one['cells']} cells can be run")  # fmt: skip
+        reasons = list(one["not_runnable"].items())
+        for why, count in reasons[:MOST_REASONS]:
+            out.print(f"  [yellow]{count} cannot:[/] {escape(why)}", soft_wrap=True)
+        if len(reasons) > MOST_REASONS:
+            rest = sum(count for _, count in reasons[MOST_REASONS:])
+            out.print(f"  [yellow]{rest} more cannot[/], for {len(reasons) - MOST_REASONS} other reasons")
+    for name, why in data.missing.items():
+        out.print(f"  [dim]{escape(name)}: {escape(why.removeprefix(name + ': '))} (--data-dir, FEDKIN_DATA, "
+                  "--download)[/]", soft_wrap=True)  # fmt: skip
+    if plan.quick:
+        stand_in = "; digits stand in for data that are not here" if data.missing else ""
+        out.print(f"[yellow]quick: far fewer rounds and samples{stand_in}; no number means anything[/]")
+    if not todo:
+        out.print(f"{facts['runs']} runs, all done before" if facts["runs"] else "nothing can be run")
+        return
+    before = f", {facts['run_before']} of them done before" if facts["run_before"] else ""
+    trained = f" ({facts['trainings']} trainings)" if facts["trainings"] < len(todo) else ""
+    guess = ", partly a guess" if facts["rough"] else ""
+    if facts["together"] > 1:
+        guess += f" one by one; less with {facts['together']} at a time"
+    out.print(f"{facts['runs']} runs{before}; {len(todo)} to go{trained}: about "
+              f"[bold]{seconds(facts['seconds'])}[/] on {escape(facts['device'])}{guess}")  # fmt: skip
+    if facts["budget"] is not None and facts["budget"] < facts["seconds"]:
+        out.print(f"[yellow]the budget is {seconds(facts['budget'])}: the rest is left for another time[/]")
+
+
+def _name(config: Config) -> str:
+    attack = "" if config.attack == "none" else f" under {config.attack}"
+    rule = "" if config.rule == "mean" else f" by {config.rule}"
+    options = "".join(f" {k}={v}" for k, v in config.options.items())
+    part = "" if config.participation == 1 else f", participation {config.participation:g}"
+    return (f"{config.method}{options}{attack}{rule} on {config.data}, {config.partition}{part}, lr {config.lr:g}, "
+            f"seed {config.seed}")  # fmt: skip
+
+
+# ------------------------------------------------------------ running
+
+
+def _run(
+    plan: Plan, ledger: Ledger, data: Data, budget: float | None, again: bool, together: int, todo: int
+) -> Session:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from fedkin.cli.live import on_terminal
+    from fedkin.papers.metrics import Outcome
+    from fedkin.papers.reproduce import reproduce as carry_out
+    from fedkin.rounds import RoundRecord
+
+    out, count = messages(), 0
+    bar = Progress(TextColumn("[bold cyan]runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                   TextColumn("{task.fields[now]}"), console=out, transient=True,
+                   disable=not on_terminal(out) or not todo)  # fmt: skip
+    task = bar.add_task("runs", total=todo, now="")
+
+    def hear(config: Config, event: Event) -> None:
+        if isinstance(event, RoundRecord):
+            now = f"[dim]{escape(_name(config))}, round {event.round}/{config.rounds}: {event.accuracy.micro:.2f}[/]"
+            bar.update(task, now=now)
+
+    def finished(config: Config, found: Outcome | Exception) -> None:
+        nonlocal count
+        count += 1
+        if isinstance(found, Outcome):
+            last = found.points[-1]
+            out.print(f"[dim]{count}/{todo}[/] {escape(_name(config))}: {last.micro:.2f} in {seconds(found.wall)}",
+                      soft_wrap=True)  # fmt: skip
+        else:
+            out.print(f"[dim]{count}/{todo}[/] [bold red]{escape(_name(config))} failed:[/] {escape(str(found))}",
+                      soft_wrap=True)  # fmt: skip
+        bar.update(task, completed=count)
+
+    with bar:
+        return carry_out(plan, ledger, data, budget=None if budget is None else 60 * budget, again=again,
+                         together=together, hear=hear, finished=finished)  # fmt: skip
+
+
+def _show(
+    session: Session, facts: dict[str, Any], json: bool, save: str | None, markdown: str | None, html: str | None
+) -> None:
+    from fedkin.papers import render
+    from fedkin.papers.compare import rankings, records, summary, verdicts
+
+    found = records(session.plan, session.outcome, session.failed)
+    if json:
+        print_json({
+            "plan": {k: v for k, v in facts.items() if k != "todo"},
+            "tables": [{**r, "summary": summary(r), "rankings": rankings(r), "verdicts": verdicts(r)}
+                       for r in found],
+            "ran": session.ran, "run_before": session.skipped, "left": session.left, "failed": session.failed,
+        })  # fmt: skip
+    else:
+        for record in found:
+            _print_record(record)
+    title = f"{session.plan.paper.title}: the paper's numbers and ours"
+    _write(markdown, lambda: "\n".join(render.markdown(r) for r in found))
+    _write(html, lambda: render.html(found, title))
+    for path in render.save(found, save) if save else ():
+        messages().print(f"saved {escape(str(path))}")
+    _close(session)
+
+
+def _write(path: str | None, text: Callable[[], str]) -> None:
+    if path is None:
+        return
+    try:
+        Path(path).write_text(text(), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
+    messages().print(f"wrote {escape(path)}")
+
+
+def _close(session: Session) -> None:
+    """How it ended, for people and for the shell."""
+    if session.interrupted:
+        complain(f"stopped by Ctrl-C with {session.left} runs to go; the same command takes it up again")
+        raise typer.Exit(130)
+    if session.left:
+        messages().print(f"[yellow]the budget is used up; {session.left} runs are left: the same command goes on[/]")
+    if session.failed:
+        complain(f"{len(session.failed)} of {len(session.failed) + session.ran} runs failed")
+        raise typer.Exit(1)
+    if not session.plan.runnable and not any(session.outcome(c) for p in session.plan.cells for v in p.runs for c in v):
+        raise FedKinError("none of these cells can be run here")
+
+
+def _print_record(record: dict[str, Any]) -> None:
+    from fedkin.papers import render
+    from fedkin.papers.compare import close, difference, summary
+
+    cells = {(c["row"], c["column"]): c for c in record["cells"]}
+    columns = [c["title"] for c in record["columns"] if any(k[1] == c["title"] for k in cells)]
+    title = record["title"] + (" (quick: the numbers mean nothing)" if record["quick"] else "")
+    made: Drawn = drawn(escape(title), "", *map(escape, columns), right=[escape(c) for c in columns],
+                        caption="ours ± std over seeds; below it the paper's number and the difference")  # fmt: skip
+    for row in (r["title"] for r in record["rows"] if any(k[0] == r["title"] for k in cells)):
+        shown = []
+        for column in columns:
+            cell = cells.get((row, column))
+            if cell is None:
+                shown.append("")
+                continue
+            paper = render.number(cell["paper"], cell["unit"]) if cell["paper"] is not None else ""
+            gap = render.signed(difference(cell), cell["unit"])
+            colour = {True: "green", False: "red", None: "default"}[close(cell)]
+            shown.append(f"[{colour}]{render.ours_of(cell)}[/]\n[dim]{paper} {gap}[/]")
+        made.add_row(escape(row), *shown)
+    out = screen()
+    out.print(made)
+    facts = summary(record)
+    if facts["compared"]:
+        out.print(f"{facts['close']} of {facts['compared']} cells within two points (or a fifth) of the paper")
+    for text in render.remarks(record):
+        out.print(escape(text.replace("**", "").replace("`", "")), soft_wrap=True)
+    out.print()

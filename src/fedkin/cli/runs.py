@@ -1,0 +1,264 @@
+"""Runs that were done: list, show, compare, go on with one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, cast
+
+import typer
+
+from fedkin.cli.app import RUNS, TRAIN, Json, RunsDir, command
+from fedkin.cli.console import messages, percent, print_json, safe, screen, seconds, size, table
+from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
+from fedkin.errors import unknown
+from fedkin.track.catalogue import Broken, Catalogue, diff
+from fedkin.track.folder import STATUSES, RunFolder, RunInfo
+
+COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
+SORTS: dict[str, Callable[[RunInfo], Any]] = {
+    "created": lambda r: r.created,
+    "accuracy": lambda r: _low(r.accuracy.get("macro", math.nan)),
+    "micro": lambda r: _low(r.accuracy.get("micro", math.nan)),
+    "worst-decile": lambda r: _low(r.accuracy.get("worst_decile", math.nan)),
+    "method": lambda r: (r.method, r.created),
+    "data": lambda r: (r.data, r.created),
+    "rounds": lambda r: r.rounds_done,
+    "bytes": lambda r: r.bytes,
+    "seconds": lambda r: _low(r.seconds),
+    "status": lambda r: (r.status, r.created),
+}
+MOST_CLIENTS = 60
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or the beginning of it, its folder, or last.")]
+
+
+def _low(value: float) -> float:
+    return -math.inf if math.isnan(value) else value
+
+
+@command("runs", """
+    fedkin runs
+    fedkin runs --method fedcap --status finished --sort accuracy
+    """, RUNS)  # fmt: skip
+def runs(
+    method: Annotated[str | None, typer.Option("--method", metavar="NAME", help="Only runs of this method.")] = None,
+    data: Annotated[str | None, typer.Option("--data", metavar="NAME", help="Only runs on these data.")] = None,
+    status: Annotated[
+        str | None, typer.Option("--status", metavar="STATUS", help=f"Only {', '.join(STATUSES)} ones.")
+    ] = None,
+    attack: Annotated[
+        str | None, typer.Option("--attack", metavar="NAME", help="Only runs under this attack, or none.")
+    ] = None,
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="KEY", help=f"By {', '.join(SORTS)}; the largest last.")
+    ] = "created",
+    runs_dir: RunsDir = None,
+    json: Json = False,
+) -> None:
+    """List the runs: what, when, how far, how well."""
+    if sort not in SORTS:
+        raise unknown("key to sort by", sort, SORTS)
+    if status is not None and status not in STATUSES:
+        raise unknown("status", status, STATUSES)
+    catalogue = Catalogue(runs_dir)
+    entries = catalogue.entries()
+    wanted: dict[str, Callable[[RunInfo], bool]] = {
+        "method": lambda r: method in (None, r.method),
+        "data": lambda r: data in (None, r.data),
+        "status": lambda r: status in (None, r.status),
+        "attack": lambda r: attack in (None, r.attack, r.attack.partition(":")[0]),
+    }
+    found = [e for e in entries if isinstance(e, RunInfo) and all(fits(e) for fits in wanted.values())]
+    found.sort(key=SORTS[sort])
+    filtered = any(v is not None for v in (method, data, status, attack))
+    broken = [] if filtered else [e for e in entries if isinstance(e, Broken)]
+    if json:
+        return print_json({"runs_dir": str(catalogue.path), "runs": [r.to_dict() for r in found],
+                           "broken": [vars(b) for b in broken]})  # fmt: skip
+    if not found and not broken:
+        which = "that fits" if filtered else "yet: start one with fedkin run fedavg"
+        return messages().print(f"no run in {safe(str(catalogue.path))} {which}")
+    numbers = ("seed", "round", "macro", "worst decile", "sent", "time")
+    made = table(None, "run", "status", "data", "attack", *numbers, right=numbers)
+    for r in found:
+        made.add_row(safe(r.id), f"[{COLOURS[r.status]}]{r.status}[/]", safe(_name(r.data)), safe(r.attack),
+                     str(r.seed), f"{r.rounds_done}/{r.rounds_total}", percent(r.accuracy.get("macro", math.nan)),
+                     percent(r.accuracy.get("worst_decile", math.nan)), size(r.bytes),
+                     "-" if math.isnan(r.seconds) else seconds(r.seconds))  # fmt: skip
+    out = screen()
+    if found:
+        out.print(made)
+    for b in broken:
+        out.print(f"[dim]{safe(b.name)}: not a run: {safe(b.reason)}[/]", soft_wrap=True)
+
+
+def _name(data: str) -> str:
+    """Data by name; files and folders without the way to them."""
+    return data.rstrip("/").rpartition("/")[2] or data
+
+
+@command("show", """
+    fedkin show last
+    fedkin show fedcap-20261115-171502-a3f9 --json
+    fedkin show last --export csv tables
+    """, RUNS)  # fmt: skip
+def show(
+    run: Run,
+    export: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--export", metavar="csv|parquet DIR", help="Write its tables as files into a folder."),
+    ] = None,
+    runs_dir: RunsDir = None,
+    json: Json = False,
+) -> None:
+    """What exactly was this run: settings, split, versions, who failed or was removed, and every client's number."""
+    folder = Catalogue(runs_dir).locate(run)
+    if export is not None:
+        written = folder.export(cast(Literal["csv", "parquet"], export[0]), export[1])
+        messages().print(f"{len(written)} tables written to {safe(export[1])}", soft_wrap=True)
+    if json:
+        print_json(folder.to_dict())
+    else:
+        show_run(folder)
+
+
+def show_run(folder: RunFolder) -> None:
+    """A run on the screen, as `show` and `resume` have it."""
+    info, out = folder.info, screen()
+    out.print(f"[bold]{safe(info.id)}[/]  [{COLOURS[info.status]}]{info.status}[/]  "
+              f"round {info.rounds_done} of {info.rounds_total}", soft_wrap=True)  # fmt: skip
+    if info.accuracy:
+        out.print(_scores(info))
+    for name, value in _facts(folder).items():
+        if value:
+            out.print(f"[dim]{name:<11}[/] {safe(value)}", soft_wrap=True)
+    out.print(_clients(folder))
+
+
+def _scores(info: RunInfo) -> Any:
+    columns = ("macro", "micro", "worst decile", "std over clients")
+    benign = bool(info.malicious)
+    made = table(None, f"accuracy{' of benign clients' if benign else ''}, percent", *columns, right=columns)
+    best = (info.result or {}).get("best")
+    lines: list[tuple[str, Mapping[str, Any]]] = [("last", info.accuracy)]
+    if isinstance(best, dict):
+        lines.append((f"best (round {best.get('round')})", best))
+    for name, values in lines:
+        numbers = (values.get(k) for k in ("macro", "micro", "worst_decile", "std"))
+        made.add_row(name, *(percent(v if isinstance(v, int | float) else math.nan) for v in numbers))
+    return made
+
+
+def _facts(folder: RunFolder) -> dict[str, str]:
+    info, env = folder.info, folder.info.environment
+    git = env.get("git")
+    revision = f"{git.get('revision')}{' with changes' if git.get('dirty') else ''}" if isinstance(git, dict) else ""
+    versions = ", ".join(f"{k} {env.get(k)}" for k in ("fedkin", "python", "torch", "numpy"))
+    skipped = {"method", "options", "runs_dir", "checkpoint_every"}
+    settings = " ".join(f"{k}={v}" for k, v in info.config.items() if k not in skipped and v is not None)
+    return {
+        "method": " ".join([info.method, *(f"{k}={v}" for k, v in info.options.items())]),
+        "settings": settings,
+        "split": f"{info.prepared.get('split_hash')}, seed {info.seed}",
+        "evaluated": str(info.prepared.get("eval_point", "")).replace("_", " "),
+        "model": f"{info.config.get('model')}, {info.prepared.get('parameters')} parameters",
+        "sent": size(info.bytes),
+        "time": "" if math.isnan(info.seconds) else f"{seconds(info.seconds)} on {env.get('device')}",
+        "begun": f"{info.created}, last changed {info.updated}",
+        "versions": f"{versions}, {env.get('platform')}",
+        "git": revision,
+        "malicious": _names(info, info.malicious),
+        "removed": _by_round(info, folder.events("removed")),
+        "failures": _failures(info, folder.events("failed")),
+        "error": info.error or "",
+        "folder": str(info.path),
+    }
+
+
+def _names(info: RunInfo, clients: list[int]) -> str:
+    return ", ".join(info.names[c] for c in clients[:MOST_CLIENTS] if 0 <= c < len(info.names))
+
+
+def _by_round(info: RunInfo, events: list[dict[str, Any]]) -> str:
+    rounds: dict[int, list[int]] = {}
+    for event in events:
+        rounds.setdefault(event["round"], []).append(event["client"])
+    return "; ".join(f"round {r}: {_names(info, clients)}" for r, clients in rounds.items())
+
+
+def _failures(info: RunInfo, events: list[dict[str, Any]]) -> str:
+    if not events:
+        return ""
+    first = events[0]
+    return (f"{len(events)}; the first: {_names(info, [first['client']])} in round {first['round']}, "
+            f"{first['phase']}: {first['reason']}")  # fmt: skip
+
+
+def _clients(folder: RunFolder) -> Any:
+    numbers = ("accuracy", "loss", "test samples", "train samples")
+    made = table(None, "client", *numbers, right=numbers)
+    each, bad = folder.per_client(), set(folder.info.malicious)
+    for c in each[:MOST_CLIENTS]:
+        name = safe(str(c["name"]))
+        made.add_row(f"[red]{name}*[/]" if c["client"] in bad else name, *(
+            percent(math.nan if c[k] is None else c[k]) for k in ("accuracy", "loss")
+        ), str(c["test_samples"]), str(c["train_samples"]))  # fmt: skip
+    notes = [f"{len(each) - MOST_CLIENTS} more: --json"] if len(each) > MOST_CLIENTS else []
+    made.caption = "; ".join([*(["* malicious"] if bad else []), *notes]) or None
+    return made
+
+
+@command("diff", "fedkin diff fedavg-20261115-171502-a3f9 fedcap-20261115-171730-11c0", RUNS)
+def diff_runs(a: Run, b: Run, runs_dir: RunsDir = None, json: Json = False) -> None:
+    """What two runs do not have in common: settings, environment, result."""
+    catalogue = Catalogue(runs_dir)
+    one, two = catalogue.locate(a).info, catalogue.locate(b).info
+    found = diff(one, two)
+    if json:
+        return print_json({"a": one.id, "b": two.id, **found})
+    out = screen()
+    for part, rows in found.items():
+        if not rows:
+            out.print(f"[dim]{part}: the same[/]")
+            continue
+        made = table(None, part, safe(one.id), safe(two.id))
+        for key, (left, right) in rows.items():
+            made.add_row(safe(key), _short(left), _short(right))
+        out.print(made)
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.4f}" if isinstance(value, float) else str(value)
+    return safe(text if len(text) <= 200 else text[:200] + " ...")
+
+
+@command("resume", """
+    fedkin resume last
+    fedkin resume fedcap-20261115-171502-a3f9
+    """, TRAIN)  # fmt: skip
+def resume(
+    run: Run, runs_dir: RunsDir = None, sink: SinkFlags = None, plugin: Plugins = None, json: Json = False
+) -> None:
+    """Go on with a run after Ctrl-C, a crash or a power cut.
+
+    It continues from the newest sound checkpoint to the result that the uninterrupted run would have had, bit for bit
+    on a CPU. A finished run is only shown.
+    """
+    use_plugins(plugin)
+    to = sinks_of(sink)
+    folder = Catalogue(runs_dir).locate(run)
+    if folder.info.status == "finished":
+        messages().print(f"{safe(folder.info.id)} is finished; nothing to do", soft_wrap=True)
+        return print_json(folder.to_dict()) if json else show_run(folder)
+
+    from fedkin.cli.live import run_screen
+    from fedkin.cli.outcome import run_facts, summarise
+    from fedkin.track.runs import resume as go_on
+    from fedkin.track.sinks import make_sinks
+
+    with run_screen(messages()) as listener:
+        result = go_on(folder, on_event=listener, signals=True, say=listener.say, sinks=make_sinks(to))
+    if json:
+        print_json(run_facts(result))
+    else:
+        summarise(result)

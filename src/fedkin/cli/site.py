@@ -1,0 +1,304 @@
+"""What a site needs before and after a federation: keys, a check-up, and the use of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from fedkin.cli.app import DEPLOY, Json, RunsDir, app, command, paragraphs
+from fedkin.cli.console import guarded, messages, percent, print_json, screen, table
+from fedkin.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedkin.deploy.keys import Certificate, Site
+
+COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
+SHOWN = 10
+
+keys = typer.Typer(no_args_is_help=True, rich_markup_mode="rich",
+                   help="Make and manage the certificates and keys of a deployment.")  # fmt: skip
+app.add_typer(keys, name="keys", rich_help_panel=DEPLOY)
+
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="The server's folder of keys.")]
+Hosts = Annotated[
+    str, typer.Option("--host", metavar="NAME[,NAME]", help="Names and addresses by which sites reach the server.")
+]
+
+
+def _key_command(name: str, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """`command` for one below `keys`."""
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        lines = "\n\n".join(f"[cyan]{line.strip()}[/]" for line in example.strip().splitlines())
+        prose = paragraphs(function.__doc__ or "")
+        about = "\n\n".join([*prose, "[bold]Example[/]", lines])
+        keys.command(name, short_help=prose[0], help=about)(guarded(function))
+        return function
+
+    return add
+
+
+def _listed(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+# ---------------------------------------------------------------- keys
+
+
+@_key_command("new", """
+    fedkin keys new keys --host server.example.org,10.0.0.5
+    fedkin keys new keys --host localhost --sites siteA,siteB
+    """)
+def keys_new(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A new folder.")],
+    host: Hosts,
+    sites: Annotated[
+        str | None,
+        typer.Option("--sites", metavar="NAME,...",
+                     help="Sites whose keys are made here too; better: `keys new-site` on site."),
+    ] = None,
+    days: Annotated[int, typer.Option(help="How long the authority is valid; the server 825 days at most.")] = 730,
+    json: Json = False,
+) -> None:
+    """Make an authority and the server's certificate; on the server, once.
+
+    Give ca.crt to every site. Nothing that exists is overwritten.
+    """
+    from fedkin.deploy.keys import new_folder
+
+    made = new_folder(folder, _listed(host), _listed(sites), days)
+    _show_folder(str(made), json)
+    if not json and sites:
+        messages().print(f"[yellow]Give each site its {escape(str(made))}/sites/NAME.key in a safe way, then delete it "
+                         "here; the server needs only the .pub files.[/]", soft_wrap=True)  # fmt: skip
+
+
+@_key_command("new-site", "fedkin keys new-site siteA --to ~/fedkin")
+def keys_new_site(
+    name: Annotated[str, typer.Argument(help="The site's name.")],
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Where NAME.key and NAME.pub are written.")] = ".",
+    json: Json = False,
+) -> None:
+    """Make a site's key pair; on the site, once. Only NAME.pub goes to the server.
+
+    Read the fingerprint to whoever runs the server, over the phone or in person.
+    """
+    from fedkin.deploy.keys import fingerprint, load_public, new_site
+
+    public = new_site(to, name)
+    print_of = fingerprint(load_public(public))
+    private = public.with_suffix(".key")
+    if json:
+        return print_json({"site": name, "fingerprint": print_of, "private": str(private), "public": str(public)})
+    out = screen()
+    out.print(f"{escape(str(private))}  the private key: it stays here, mode 600", soft_wrap=True)
+    out.print(f"{escape(str(public))}  goes to the server, for `fedkin keys sign`", soft_wrap=True)
+    out.print(f"fingerprint {print_of}", soft_wrap=True)
+
+
+@_key_command("sign", """
+    fedkin keys sign keys siteA.pub
+    fedkin keys sign keys siteA.pub --replace
+    """)
+def keys_sign(
+    folder: Folder,
+    public: Annotated[str, typer.Argument(metavar="NAME.pub", help="The site's public key.")],
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The site's name [the file's].")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="In place of the key the site had.")] = False,
+    json: Json = False,
+) -> None:
+    """Let a site join: its public key goes on the server's list. Compare the fingerprint with the site's first."""
+    from fedkin.deploy.keys import sign
+
+    site = sign(folder, public, name, replace)
+    if json:
+        return print_json({"site": site.name, "fingerprint": site.fingerprint})
+    screen().print(f"site {site.name} may join with key {site.fingerprint}", soft_wrap=True)
+
+
+@_key_command("revoke", "fedkin keys revoke keys siteA")
+def keys_revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The site.")], json: Json = False) -> None:
+    """Take a site off the list; its key is refused when the server starts next."""
+    from fedkin.deploy.keys import revoke
+
+    site = revoke(folder, name)
+    if json:
+        return print_json({"site": site.name, "fingerprint": site.fingerprint})
+    screen().print(f"site {site.name} may no longer join; restart the server", soft_wrap=True)
+
+
+@_key_command("renew", "fedkin keys renew keys --host server.example.org")
+def keys_renew(folder: Folder, host: Hosts, json: Json = False) -> None:
+    """A new certificate for the server, by the same authority; the sites change nothing."""
+    from fedkin.deploy.keys import renew_server
+
+    renew_server(folder, _listed(host))
+    _show_folder(folder, json)
+
+
+@_key_command("show", "fedkin keys show keys")
+def keys_show(folder: Folder, json: Json = False) -> None:
+    """Fingerprints and expiry of the certificates, and which sites may join."""
+    _show_folder(folder, json)
+
+
+def _show_folder(folder: str, json: bool) -> None:
+    from pathlib import Path
+
+    from fedkin.deploy.keys import certificate, sites
+
+    known = sites(folder)
+    ca, server = (certificate(Path(folder).expanduser() / name) for name in ("ca.crt", "server.crt"))
+    if json:
+        return print_json({"folder": folder, "authority": _facts(ca), "server": _facts(server),
+                           "sites": {s.name: s.fingerprint for s in known.values()}})  # fmt: skip
+    out = screen()
+    out.print(_certificates(ca, server))
+    out.print(f"SHA-256 of ca.crt: {ca.fingerprint}", soft_wrap=True)
+    out.print(_sites(list(known.values())) if known else "no site may join yet: fedkin keys sign DIR NAME.pub")
+
+
+def _facts(cert: Certificate) -> dict[str, Any]:
+    return {"file": str(cert.path), "fingerprint": cert.fingerprint, "expires": cert.expires.isoformat(),
+            "hosts": list(cert.hosts)}  # fmt: skip
+
+
+def _certificates(ca: Certificate, server: Certificate) -> Any:
+    made = table(None, "certificate", "valid until", "good for")
+    for cert, hosts in ((ca, "signing the server"), (server, ", ".join(server.hosts))):
+        made.add_row(escape(str(cert.path)), f"{cert.expires:%Y-%m-%d}", hosts)
+    return made
+
+
+def _sites(known: list[Site]) -> Any:
+    made = table(None, "site", "fingerprint")
+    for site in known:
+        made.add_row(site.name, site.fingerprint)
+    return made
+
+
+# ---------------------------------------------------------------- a check-up
+
+
+@command("doctor", """
+    fedkin doctor --data siteA.npz
+    fedkin doctor --server server.example.org:9092 --ca ca.crt --key siteA.key --data siteA.npz --config experiment.toml
+    """, DEPLOY)  # fmt: skip
+def doctor(
+    server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="The server's address.")] = None,
+    ca: Annotated[str | None, typer.Option("--ca", metavar="FILE", help="The authority's certificate, ca.crt.")] = None,
+    key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="The site's private key.")] = None,
+    data: Annotated[str | None, typer.Option("--data", metavar="FILE", help="The site's data.")] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="FILE.toml", help="The experiment, for its model.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="The server was started without TLS.")] = False,
+    join: Annotated[
+        bool, typer.Option("--join", help="Also be let in by the server, and leave at once; not beside a client.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Check a site step by step: its data, its key, the way to the server.
+
+    The exit status is 1 if a step failed. Nothing about the data leaves this machine.
+    """
+    from fedkin.cli.flags import from_file
+    from fedkin.config import make_config
+    from fedkin.deploy.doctor import address, examine
+
+    if server is not None:
+        address(server)
+    if server is None and key is None and data is None:
+        raise UsageError("nothing to check: give --data, --key or --server (with --ca)")
+    settings = make_config(from_file(config)) if config else None
+    out, steps = screen(), []
+    for step in examine(server=server, ca=ca, key=key, data=data, config=settings, insecure=insecure,
+                        join=join):  # fmt: skip
+        steps.append(step)
+        if not json:
+            out.print(f"[{COLOURS[step.state]}]{step.state:<8}[/] {step.name}: {escape(step.found)}", soft_wrap=True)
+            if step.fix and step.state != "ok":
+                out.print(f"         fix: {escape(step.fix)}", soft_wrap=True)
+    failed = [s.name for s in steps if s.state == "failed"]
+    if json:
+        print_json({"ready": not failed, "steps": [vars(s) for s in steps]})
+    elif not failed:
+        out.print("[green]This site is ready.[/]" if server else "So far so good; --server checks the way there.")
+    if failed:
+        raise typer.Exit(1)
+
+
+# ---------------------------------------------------------------- the model in use
+
+
+@command("predict", """
+    fedkin predict --model personal.safetensors --data new.npz --out predictions.csv
+    fedkin predict --model personal.safetensors --data new.csv --json
+    """, DEPLOY)  # fmt: skip
+def predict(
+    model: Annotated[str, typer.Option("--model", metavar="FILE", help="A personal model, .safetensors.")],
+    data: Annotated[str, typer.Option("--data", metavar="FILE",
+                 help="Samples: .npz (x; y if known), .csv or .parquet.")],
+    out: Annotated[str | None, typer.Option("--out", metavar="FILE.csv", help="Write all predictions here.")] = None,
+    json: Json = False,
+) -> None:
+    """Let a personal model judge new samples; with labels in the file, also how often it is right."""
+    from fedkin.deploy.model_file import load
+    from fedkin.deploy.predict import predict as judge
+    from fedkin.deploy.predict import read_samples
+
+    personal = load(model)
+    found = judge(personal, *read_samples(data))
+    if out is not None:
+        found.write_csv(out)
+    if found.foreign:
+        messages().print(f"[yellow]labels the model does not know, counted as wrong: "
+                         f"{escape(', '.join(found.foreign[:20]))}[/]", soft_wrap=True)  # fmt: skip
+    if json:
+        return print_json({"model": vars(personal.card), "out": out, **found.to_dict()})
+    shown = screen()
+    if out is None:
+        made = table(None, "row", "prediction", "probability", right=["row", "probability"])
+        for row in found.to_dict()["predictions"][:SHOWN]:
+            made.add_row(str(row["row"]), escape(row["prediction"]), f"{row['probability']:.3f}")
+        shown.print(made)
+        if len(found.probabilities) > SHOWN:
+            shown.print(f"... {len(found.probabilities) - SHOWN} more; --out FILE.csv or --json gives all")
+    else:
+        shown.print(f"{len(found.probabilities)} predictions in {escape(out)}", soft_wrap=True)
+    if found.accuracy is not None:
+        shown.print(f"accuracy {percent(found.accuracy)} % of {len(found.probabilities)} samples")
+
+
+@command("export", """
+    fedkin export last --client all --to models
+    fedkin export last --client client-3 --to models --format safetensors,onnx
+    fedkin export personal.safetensors --format onnx
+    """, DEPLOY)  # fmt: skip
+def export(
+    what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="A run, or a personal model's file.")],
+    client: Annotated[str, typer.Option("--client", metavar="NAME,...|all", help="Whose models, of a run.")] = "all",
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="DIR", help="The folder to write to [beside the file].")
+    ] = None,
+    format: Annotated[str, typer.Option("--format", metavar="NAME,...", help="safetensors, onnx.")] = "safetensors",
+    runs_dir: RunsDir = None,
+    json: Json = False,
+) -> None:
+    """Personal models as files: of a run, or a model file in another format."""
+    from fedkin.deploy.export import convert, export_run, formats
+
+    wanted = formats(format)
+    if what.endswith(".safetensors"):
+        written = convert(what, wanted, to)
+    elif to is None:
+        raise UsageError("--to DIR is missing: say where the models of the run are to go")
+    else:
+        written = export_run(what, client, to, wanted, runs_dir)
+    if json:
+        return print_json({"files": [str(path) for path in written]})
+    for path in written:
+        screen().print(escape(str(path)), soft_wrap=True)

@@ -1,0 +1,159 @@
+"""`fedkin compare`: a grid of runs and one table, mean and spread over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from fedkin.cli.app import TRAIN, Json, Sets, command, everything
+from fedkin.cli.console import complain, messages, print_json, screen
+from fedkin.cli.extras import Plugins, SinkFlags, remark, sinks_of, use_plugins
+from fedkin.cli.flags import grid_configs
+from fedkin.errors import UsageError, unknown
+
+METRIC_NAMES = "macro, micro, worst-decile, best-macro, best-micro, best-worst-decile"
+
+
+@command("compare", """
+    fedkin compare fedavg ditto fedper --data cifar10 --clients 20 --partition pathological:2 --seeds 3
+    fedkin compare fedprox ditto --set fedprox.mu=0.1 --grid ditto.lam=0.1,1 --baseline fedprox
+    fedkin compare fedavg fedcap --attack none,sf,lie:z=0.5 --rule mean,median --malicious 0.3
+    fedkin compare sweep.toml --markdown table.md --latex table.tex --csv table.csv
+    """, TRAIN, settings=everything)  # fmt: skip
+def compare(
+    methods: Annotated[
+        list[str], typer.Argument(metavar="METHOD...", help="Methods; TOML files for settings and grids.")
+    ],
+    settings: dict[str, Any],
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", metavar="N|A,B,...", help="How many seeds, from --seed on; or a list of them."),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", metavar="NAME=A,B,...",
+                     help="Several values of a setting or of a method's option; repeatable."),
+    ] = None,
+    set_: Sets = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="METHOD", help="Test every other method against this one (Wilcoxon)."),
+    ] = None,
+    metric: Annotated[
+        str,
+        typer.Option("--metric", metavar="NAME", help=f"What the cells show where conditions vary: {METRIC_NAMES}."),
+    ] = "macro",
+    together: Annotated[
+        int | None,
+        typer.Option("--together", metavar="N", min=1, help="So many runs at once (default: on a GPU 8, else 1)."),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run all again, also what is finished.")] = False,
+    markdown: Annotated[
+        str | None, typer.Option("--markdown", metavar="FILE", help="Write the table as Markdown.")
+    ] = None,
+    latex: Annotated[
+        str | None, typer.Option("--latex", metavar="FILE", help="Write the table as LaTeX (booktabs).")
+    ] = None,
+    csv: Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write every number as CSV.")] = None,
+    sink: SinkFlags = None,
+    plugin: Plugins = None,
+    json: Json = False,
+) -> None:
+    """Train several methods under the same conditions; one table, mean ± std over seeds.
+
+    Every run has its folder. What is finished is not done again; what was interrupted goes on: after Ctrl-C the same
+    command continues. A run that fails is shown as failed and does not stop the others.
+
+    --set NAME=VALUE reaches every method that has the option; --set METHOD.NAME=VALUE reaches one.
+
+    Here --attack and --rule take several with commas between, each with its own options: in
+    --attack none,backdoor:target=1,share=0.5,ipm there are three attacks, as share=0.5 has no name before a colon.
+    Every method meets every attack under every rule, at every value of --grid. A TOML file says the same in a table
+    \\[grid], and adds single cells with \\[\\[cell]].
+    """
+    use_plugins(plugin)
+    configs = grid_configs(methods, settings, set_ or [], seeds, grid or [])
+    sinks = sinks_of(sink)
+    attacks = list(dict.fromkeys(c.attack for c in configs))
+    remark(settings, attacks)
+
+    from fedkin.cli.grid import run_grid
+    from fedkin.track.statistics import METRICS
+    from fedkin.track.sweep import together_by_default
+
+    written = [path for path in (markdown, latex, csv) if path is not None]
+    if len(set(written)) < len(written):
+        raise UsageError("--markdown, --latex and --csv need files of their own")
+    if metric not in METRICS:
+        raise unknown("metric", metric, METRICS)
+    if baseline is not None and baseline.split()[0] not in {c.method for c in configs}:
+        raise unknown("baseline", baseline, {c.method for c in configs})
+    count = together_by_default(configs[0]) if together is None else together
+    found = run_grid(configs, title_of(configs), fresh=fresh, together=count, sinks=sinks, baseline=baseline)
+    skipped = sum(c.state == "skipped" for c in found.cells)
+    if skipped:
+        messages().print(f"{skipped} of {len(found.cells)} runs were finished before and are only read "
+                         "(--fresh runs them again)", soft_wrap=True)  # fmt: skip
+    if found.results:
+        _write(found, metric, markdown, latex, csv)
+    show(found, json, metric)
+
+
+def title_of(configs: Sequence[Any]) -> str:
+    """What all runs of a grid have in common, and over what they vary."""
+
+    def each(key: str) -> str:
+        return " | ".join(dict.fromkeys(str(getattr(c, key)) for c in configs))
+
+    first = configs[0]
+    parts = [each("data"), f"{each('clients').replace('None', 'all')} clients", each("partition"),
+             f"{each('rounds')} rounds"]  # fmt: skip
+    if each("attack") != "none":
+        hostile = [c for c in configs if c.attack != "none"]
+        shares = dict.fromkeys(f"{100 * c.malicious:g} %" for c in hostile)
+        parts += [f"attack {each('attack')}", f"{' | '.join(shares)} malicious"]
+    if each("rule") != "mean":
+        parts.append(f"rule {each('rule')}")
+    return " · ".join([*parts, *([f"lr {each('lr')}"] if len({c.lr for c in configs}) > 1 else [])]) or first.method
+
+
+def _write(found: Any, metric: str, markdown: str | None, latex: str | None, csv: str | None) -> None:
+    from fedkin.track import tables
+
+    groups = found.groups()
+    sheets = [tables.sheet(groups, metric, found.baseline)]
+    if found.baseline is not None:
+        sheets.append(tables.paired_sheet(groups, found.baseline))
+    wanted = {"--markdown": markdown, "--latex": latex, "--csv": csv}
+    for flag, path in wanted.items():
+        if path is None:
+            continue
+        if flag == "--csv":
+            text = tables.comma_separated(groups, found.baseline)
+        else:
+            text = "\n".join(tables.markdown(s) if flag == "--markdown" else tables.latex(s) for s in sheets)
+        messages().print(f"written: {escape(str(tables.write(path, text)))}", soft_wrap=True)
+
+
+def show(found: Any, json: bool, metric: str = "macro", closing: Callable[[Any], list[str]] | None = None) -> None:
+    """The table (or the JSON), then how it ended."""
+    from fedkin.cli.grid import summary_table
+
+    if json:
+        print_json(found.to_dict())
+    elif found.results:
+        out = screen()
+        out.print(summary_table(found, metric))
+        for sentence in closing(found) if closing else []:
+            out.print(sentence)
+    if found.signal is not None:
+        left = sum(c.state in ("interrupted", "waiting") for c in found.cells)
+        name = "Ctrl-C" if found.signal == 2 else "SIGTERM"
+        complain(f"stopped by {name} with {left} of {len(found.cells)} runs to do; the same command goes on from there")
+        raise typer.Exit(128 + found.signal)
+    if found.failed:
+        complain(f"{len(found.failed)} of {len(found.cells)} runs failed")
+        raise typer.Exit(1)

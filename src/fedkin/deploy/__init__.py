@@ -1,0 +1,1 @@
+"""Real deployment: each client on its own machine, with its own data."""

@@ -1,0 +1,77 @@
+"""A site: stays connected, answers the server, comes back by itself when the network or the server was away."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedkin.deploy.node import Node, Refused, Unreachable
+from fedkin.deploy.wire import pieces
+from fedkin.deploy.worker import Say, Worker
+from fedkin.errors import FedKinError
+
+LONGEST = 30.0  # seconds between two tries
+LET_IN = 120.0  # seconds to keep knocking where the server says no: one that died is missed for a while
+
+
+@dataclass(frozen=True)
+class Where:
+    """The server, and how this site proves itself to it. `give_up`: seconds without a server before it ends."""
+
+    server: str
+    ca: Path | None = None
+    key: Any = None
+    give_up: float | None = None
+    piece: int = 16 << 20
+
+
+def serve(worker: Worker, where: Where, say: Say, stay: bool = False) -> None:
+    """Take part until the run is over (or, with `stay`, in one run after another)."""
+    wait, last_seen, refused_since = 0.5, time.monotonic(), None
+
+    def seen() -> None:
+        nonlocal wait, last_seen, refused_since
+        last_seen = time.monotonic()
+        if worker.joined is not None:  # let in: the next trouble is a new one
+            wait, refused_since = 0.5, None
+
+    while True:
+        try:
+            with Node(where.server, ca=where.ca, key=where.key, limit=worker.limit) as node:
+                say(f"connected to {where.server}")
+                last_seen = time.monotonic()
+                _listen(worker, node, where.piece, seen)
+            if not stay:
+                return
+            worker.finished, worker.joined = False, None
+        except Refused as error:
+            refused_since = refused_since or time.monotonic()
+            if "certificate" in str(error) or "no such call" in str(error):
+                raise
+            if time.monotonic() - refused_since > LET_IN:
+                raise FedKinError(f"{error}; gave up after {LET_IN:.0f} s") from None
+            say(f"{error}; trying again")
+        except Unreachable as error:
+            if where.give_up is not None and time.monotonic() - last_seen > where.give_up:
+                raise FedKinError(f"{error}; gave up after {where.give_up:.0f} s") from None
+            say(f"{error}; trying again in {wait:.0f} s")
+        except FedKinError as error:
+            say(f"{error}; connecting anew")
+        time.sleep(wait * random.uniform(0.7, 1.3))
+        wait = min(2 * wait, LONGEST)
+
+
+def _listen(worker: Worker, node: Node, piece: int, seen: Callable[[], None]) -> None:
+    """Answer one message after another until the run is over."""
+    while not worker.finished:
+        incoming = node.receive()
+        if incoming is not None:
+            node.reply(incoming, pieces(worker.answer(incoming.parcels), piece))
+            if worker.refused is not None:
+                reason, worker.refused = worker.refused, None
+                raise Refused(reason)
+        seen()

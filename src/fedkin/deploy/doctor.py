@@ -1,0 +1,269 @@
+"""Is this site ready? Each step is checked for itself, says what it found, and names the fix where it fails.
+
+Nothing here trains, and nothing about the data leaves the machine: the server sees a connection and one HTTP request.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedkin.deploy.flower import require_flower
+from fedkin.errors import FedKinError, UsageError
+
+if TYPE_CHECKING:
+    from fedkin.config import Config
+
+WAIT = 5.0  # seconds for each word of the server
+SOON = 30  # days before a certificate runs out
+BEHIND, AHEAD = 300.0, 5.0  # seconds within which Flower takes a signature as it is
+
+State = Literal["ok", "warning", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    state: State
+    found: str
+    fix: str = ""
+
+
+def examine(
+    *,
+    server: str | None = None,
+    ca: str | None = None,
+    key: str | None = None,
+    data: str | None = None,
+    config: Config | None = None,
+    insecure: bool = False,
+    join: bool = False,
+    wait: float = WAIT,
+) -> Iterator[Step]:
+    """All steps for what was given, in the order in which a mistake is best mended.
+
+    `join`: also be let in by the server, and leave at once; not while the site's client is running."""
+    yield _flower()
+    if data is not None:
+        yield from _data(data, config)
+    if key is not None:
+        yield _key(key)
+    if server is not None:
+        steps = list[Step]()
+        for step in _server(server, ca, insecure, wait):
+            steps.append(step)
+            yield step
+        if join and not any(step.state == "failed" for step in steps):
+            yield _join(server, ca, key)
+
+
+def address(text: str) -> tuple[str, int]:
+    """HOST:PORT, as server.example.org:9092, 10.0.0.5:9092 or [::1]:9092."""
+    host, colon, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"--server {text!r}: write HOST:PORT, as server.example.org:9092")
+    return host, int(port)
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def _flower() -> Step:
+    try:
+        require_flower()
+    except UsageError as error:
+        return Step("Flower", "failed", str(error), "pip install 'fedkin[flower]'")
+    return Step("Flower", "ok", f"flwr {version('flwr')}")
+
+
+def _key(key: str) -> Step:
+    try:
+        from fedkin.deploy.keys import fingerprint, load_private
+
+        found = fingerprint(load_private(key).public_key())
+    except FedKinError as error:
+        return Step("key", "failed", str(error), "fedkin keys new-site NAME makes a key pair; see docs/deploy.md")
+    return Step("key", "ok", f"{found}; the server must have signed this one")
+
+
+def _data(data: str, config: Config | None) -> Iterator[Step]:
+    from fedkin.data.own import read_site
+
+    try:
+        own = read_site(data, Path(data).stem)
+    except FedKinError as error:
+        yield Step("data", "failed", str(error), "docs/your-data.md shows what a data file looks like")
+        return
+    x, y = own.x, own.y
+    held = "" if own.tests is None else f", the last {own.tests} for testing"
+    yield Step("data", "ok", f"{len(x)} samples of shape {x.shape[1:]} ({x.dtype}){held}")
+    names, counts = _classes(y)
+    shown = ", ".join(f"{n}: {c}" for n, c in list(zip(names, counts, strict=True))[:20])
+    shown += f", ... ({len(names)} in all)" if len(names) > 20 else ""
+    if len(names) < 2:
+        yield Step("classes", "warning", f"only one class: {shown}", "a model learns nothing from one class alone")
+    else:
+        yield Step("classes", "ok", shown)
+    yield _fits(x, y, config)
+
+
+def _classes(y: Any) -> tuple[list[str], list[int]]:
+    import numpy as np
+
+    from fedkin.data.dataset import encode_labels
+
+    codes, names = encode_labels(y)
+    return list(names), np.bincount(codes, minlength=len(names)).tolist()
+
+
+def _fits(x: Any, y: Any, config: Config | None) -> Step:
+    """One batch through the network that the experiment names (or the usual one for such samples)."""
+    import torch
+
+    from fedkin.compute.batches import Source
+    from fedkin.data.dataset import encode_labels
+    from fedkin.layout import Layout
+    from fedkin.models import build, default_model
+
+    codes, names = encode_labels(y)
+    chosen = (config.model if config else None) or default_model(x.shape[1:], 0)
+    try:
+        network = build(chosen, x.shape[1:], max(2, len(names)))
+        layout = Layout.of(network, config.head if config else None, config.buffers if config else "average")
+        batch = Source(x[:16], codes[:16], torch.device("cpu")).batch(torch.arange(min(16, len(x))))
+        with torch.no_grad():
+            finite = bool(network.eval()(batch).isfinite().all())
+    except (FedKinError, RuntimeError, ValueError) as error:
+        return Step("model", "failed", f"{chosen}: {error}", "choose another with model = ... in the experiment's file")
+    if not finite:
+        return Step("model", "failed", f"{chosen} gives values that are not finite", "scale the features to -1..1")
+    megabytes = 4 * layout.size() / 1e6
+    return Step("model", "ok", f"{chosen} takes them; {layout.parameters:,} weights, {megabytes:.1f} MB if all travel")
+
+
+# ---------------------------------------------------------------- the server
+
+
+def _server(server: str, ca: str | None, insecure: bool, wait: float) -> Iterator[Step]:
+    host, port = address(server)
+    try:
+        plain = socket.create_connection((host, port), timeout=wait)
+    except OSError as error:
+        yield _unreachable(host, port, error)
+        return
+    with closing(plain):
+        yield Step("network", "ok", f"{host}:{port} accepts connections")
+        if insecure:
+            yield Step("TLS", "warning", "not checked (--insecure)", "use certificates for anything but a trial")
+            yield _clock(_date(plain, host))
+            return
+        if ca is None:
+            yield Step("TLS", "skipped", "no --ca given", "get ca.crt from whoever runs the server")
+            return
+        try:
+            context = ssl.create_default_context(cafile=str(Path(ca).expanduser()))
+        except (OSError, ssl.SSLError) as error:
+            reason = getattr(error, "strerror", None) or error
+            yield Step("TLS", "failed", f"{ca} is no certificate: {reason}", "copy ca.crt from the server's folder")
+            return
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        begin = time.time()
+        try:
+            secured = context.wrap_socket(plain, server_hostname=host)
+        except (ssl.SSLError, OSError) as error:
+            yield _handshake_failed(host, port, ca, error)
+            return
+        with closing(secured):
+            yield Step("TLS", "ok", f"{secured.version()}, the certificate is good for {host}")
+            yield _expiry(secured.getpeercert() or {}, begin)
+            yield _clock(_date(secured, host))
+
+
+def _join(server: str, ca: str | None, key: str | None) -> Step:
+    if ca is None or key is None:
+        return Step("joining", "skipped", "needs --ca and --key")
+    try:
+        from fedkin.deploy.keys import load_private
+        from fedkin.deploy.node import Node
+
+        with Node(server, ca=Path(ca).expanduser(), key=load_private(key)):
+            pass
+    except FedKinError as error:
+        return Step("joining", "failed", str(error),
+                    "is a client running here? On the server: fedkin keys sign DIR NAME.pub, restart")  # fmt: skip
+    return Step("joining", "ok", "the server knows this key and let the site in")
+
+
+def _unreachable(host: str, port: int, error: OSError) -> Step:
+    if isinstance(error, socket.gaierror):
+        return Step("network", "failed", f"nobody knows a host {host!r}", "check the name, or use the IP address")
+    if isinstance(error, TimeoutError):
+        return Step("network", "failed", f"{host}:{port} does not answer", "a firewall may drop it: allow outgoing TCP")
+    if isinstance(error, ConnectionRefusedError):
+        return Step("network", "failed", f"{host}:{port} refuses", "is `fedkin server` running, and on this port?")
+    return Step("network", "failed", f"{host}:{port}: {error}", "check the address and this machine's network")
+
+
+def _handshake_failed(host: str, port: int, ca: str, error: Exception) -> Step:
+    name = "TLS"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        code, why = error.verify_code, error.verify_message
+        if code in (62, 64):
+            return Step(name, "failed", f"the certificate is not good for {host}: {why}",
+                        "use a name it was made for, or on the server: fedkin keys renew DIR --host NAME")  # fmt: skip
+        if code == 10:
+            return Step(name, "failed", f"a certificate ran out: {why}",
+                        "on the server: fedkin keys renew DIR --host NAME; or set this machine's clock")  # fmt: skip
+        if code == 9:
+            return Step(name, "failed", f"a certificate is not valid yet: {why}", "set this machine's clock")
+        return Step(name, "failed", f"{ca} did not sign the server's certificate: {why}",
+                    "get ca.crt from whoever runs the server; if you have it, this is another server")  # fmt: skip
+    if isinstance(error, TimeoutError):
+        return Step(name, "failed", "no answer to the TLS greeting", "is this the port of `fedkin server`?")
+    return Step(name, "failed", f"{host}:{port} does not speak TLS ({error})",
+                "is this the port of `fedkin server`, and was it started with keys?")  # fmt: skip
+
+
+def _expiry(peer: Any, now: float) -> Step:
+    ends = str(peer.get("notAfter", ""))
+    days = int((ssl.cert_time_to_seconds(ends) - now) // 86400)
+    if days < SOON:
+        return Step("certificate", "warning", f"valid for {days} days more (until {ends})",
+                    "on the server: fedkin keys renew DIR --host NAME")  # fmt: skip
+    return Step("certificate", "ok", f"valid for {days} days more (until {ends})")
+
+
+def _date(connection: socket.socket, host: str) -> float | None:
+    """Seconds that this machine's clock is ahead of the server's, by the Date of its answer; None if it gives none."""
+    try:
+        before = time.time()
+        connection.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode("ascii", "replace"))
+        answer = connection.recv(8192).decode("latin-1")
+        after = time.time()
+        if not answer.startswith("HTTP/"):
+            return None
+        dates = [line[5:].strip() for line in answer.split("\r\n") if line.lower().startswith("date:")]
+        theirs = parsedate_to_datetime(dates[0]).timestamp()
+    except (OSError, ValueError, IndexError, TypeError):
+        return None
+    early, late = before - theirs - 1.0, after - theirs  # the server's clock shows whole seconds
+    return early if early > 0 else late if late < 0 else 0.0
+
+
+def _clock(ahead: float | None) -> Step:
+    if ahead is None:
+        return Step("clock", "skipped", "the server does not tell its time")
+    words = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
+    if ahead > AHEAD or -ahead > BEHIND:
+        return Step("clock", "warning", f"this machine's clock is {words}",
+                    "set it, by NTP for instance: `fedkin client` copes, but certificates go by it")  # fmt: skip
+    return Step("clock", "ok", "as the server's" if abs(ahead) < 1 else words)

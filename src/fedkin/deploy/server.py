@@ -1,0 +1,317 @@
+"""A federation of real sites: the same rounds as a simulation, its run folder included, over Flower."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from fedkin.cohort import Site, Store, Training
+from fedkin.compute import keys
+from fedkin.compute.batches import Source
+from fedkin.compute.choice import Chooser
+from fedkin.compute.program import trace
+from fedkin.config import Config, make_config
+from fedkin.data.own import split_client
+from fedkin.deploy import keys as key_files
+from fedkin.deploy.link import PIECE, Link
+from fedkin.deploy.sites import Facts, Say, Sites, digest, together
+from fedkin.deploy.wire import Transport
+from fedkin.deploy.worker import TRAVELS
+from fedkin.engines.flower import FlowerEngine, Terms
+from fedkin.engines.local import LocalEngine
+from fedkin.errors import DataError, FedKinError, UsageError
+from fedkin.federation import Answer, Faults, Federation, gate
+from fedkin.layout import Layout
+from fedkin.methods import METHODS, options_of
+from fedkin.models import build, default_model
+from fedkin.rounds import Job, Listener, Prepared, Result
+from fedkin.rounds import _check_classes as check_outputs
+from fedkin.rounds import _rule as average_of
+from fedkin.track import checkpoint, database
+from fedkin.track.catalogue import runs_folder
+from fedkin.track.folder import CHECKPOINTS, METRICS, RunFolder
+from fedkin.track.recorder import Recorder
+from fedkin.track.runs import follow
+
+SITES = "sites.json"
+ONLY_SIMULATED = {"attack": "none", "drop": 0.0, "straggle": 0.0, "shift": None}
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Where and how a server serves. `keys`: the folder that `fedkin keys new` made; None: no TLS, no keys."""
+
+    host: str = "127.0.0.1"
+    port: int = 9092
+    keys: Path | None = None
+    wait: float = 600.0
+    terms: Terms = field(default_factory=Terms)
+    transport: Transport = "fp32"
+    largest: int | None = None  # bytes of a reply; None: eight times the model, and at least 64 MiB
+    piece: int = PIECE
+
+
+@dataclass
+class Deployed(Job):
+    """A job whose clients are elsewhere: they measure themselves, and their models stay with them."""
+
+    sizes: Sequence[tuple[int, int]] = ()  # training and test samples of each
+    _found: tuple[object, tuple[Any, Any, Any]] | None = None  # the last measurement, and what it was of
+
+    def evaluate(self, engine: LocalEngine | None = None) -> tuple[Any, Any, Any, torch.Tensor]:
+        now = (self.fed.round, len(self.fed.exchanges))
+        if self._found is not None and self._found[0] == now:
+            return *self._found[1], torch.zeros(len(self.sizes), 0)
+        after = self.prepared.eval_point == "after_local"
+        phase = "report_after_local" if after else "report"
+        remote = cast(FlowerEngine, self.engine)
+        answer = remote.measure(self.fed.all.ids, phase, self.method.deliver_to_all(self.fed), self.fed.round)
+        self.site.chooser.client_steps = remote.client_steps
+        self._found = now, believable(answer, [test for _, test in self.sizes])
+        return *self._found[1], torch.zeros(len(self.sizes), 0)
+
+    def state(self) -> dict[str, Any]:
+        self.site.chooser.client_steps = cast(FlowerEngine, self.engine).client_steps
+        return super().state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        cast(FlowerEngine, self.engine).client_steps = self.site.chooser.client_steps
+
+    def result(self) -> Result:
+        result = super().result()
+        records = [replace(c, train_samples=self.sizes[c.client][0]) for c in result.per_client]
+        return replace(result, per_client=records)
+
+
+def believable(answer: Answer, tests: Sequence[int]) -> tuple[Any, Any, Any]:
+    """Right answers, samples and loss of each site as far as they can be true; zeros and NaN for the others."""
+    kept, bad = gate(answer)
+    correct, count = np.zeros(len(tests)), np.zeros(len(tests))
+    loss = np.full(len(tests), np.nan)
+    right, of, losses = (kept.replies.get(n) for n in ("correct", "count", "loss"))
+    if not isinstance(right, torch.Tensor) or not isinstance(of, torch.Tensor) or not isinstance(losses, torch.Tensor):
+        return correct, count, loss
+    fits = right.dim() == 2 and right.shape == of.shape and right.shape[1] == 1 and losses.dim() == 1
+    for k, client in enumerate(kept.ids.tolist() if fits else []):
+        possible = bool((right[k] >= 0).all() and (right[k] <= of[k]).all()) and int(of[k].sum()) == tests[client]
+        if client not in bad and possible:
+            correct[client], count[client] = float(right[k].sum()), float(of[k].sum())
+            loss[client] = float(losses[k])
+    return correct, count, loss
+
+
+def run_server(
+    config: Config,
+    serving: Serving,
+    *,
+    clients: int | None = None,
+    on_event: Listener | None = None,
+    say: Say = print,
+    signals: bool = False,
+) -> Result:
+    """Serve one new run to its end. `clients`: how many sites; None: all whose keys are signed."""
+    _check(config)
+    with OpenLink(serving, say) as link:
+        count = clients if clients is not None else len(link.signed)
+        if not count:
+            raise UsageError("how many sites take part? Say --clients N, or sign their keys with `fedkin keys sign`")
+        sites = link.sites(serving)
+        facts = sites.gather(count, serving.wait)
+        engine = FlowerEngine(sites, [f.name for f in facts], serving.terms, link.checkpoints)
+        job = prepare_deployed(config, facts, engine)
+        _bound(link.link, job, serving)
+        with Recorder.create(runs_folder(config.runs_dir), job, job.config) as recorder:
+            link.folder = recorder.folder
+            (recorder.folder / SITES).write_text(json.dumps([f.plain() for f in facts]))
+            recorder.attach(job)
+            return _serve(job, sites, facts, recorder, serving, count, on_event, say, signals)
+
+
+def resume_server(
+    run: RunFolder, serving: Serving, *, on_event: Listener | None = None, say: Say = print, signals: bool = False
+) -> Result:
+    """Go on with a run from its last checkpoint, with the sites that come back."""
+    info = run.info
+    if info.status == "finished":
+        raise UsageError(f"run {info.id!r} is finished: there is nothing to resume")
+    facts = _known_sites(run)
+    config = make_config({**(info.given or info.config), "runs_dir": str(info.path.parent)})
+    with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder, OpenLink(serving, say) as link:
+        link.folder = info.path
+        sites = link.sites(serving)
+        engine = FlowerEngine(sites, [f.name for f in facts], serving.terms, link.checkpoints)
+        job = prepare_deployed(config, facts, engine)
+        if info.prepared.get("split_hash") != job.prepared.split_hash:
+            raise DataError(f"run {info.id!r}: its {SITES} is not the one it began with")
+        marks = _restore(job, run, say)
+        _bound(link.link, job, serving)
+        recorder.resumed(job.fed.round)
+        recorder.attach(job, marks)
+        least = max(1, -(-len(facts) // 2))
+        return _serve(job, sites, facts, recorder, serving, least, on_event, say, signals)
+
+
+def _serve(
+    job: Deployed, sites: Sites, facts: Sequence[Facts], recorder: Recorder, serving: Serving, least: int,
+    on_event: Listener | None, say: Say, signals: bool,
+) -> Result:  # fmt: skip
+    def log(text: str) -> None:
+        recorder.log(text)
+        say(text)
+
+    sites.speak(log)
+    attempt = int(time.time() * 1000)
+    settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}
+    shared = {"config": settings, "labels": together(facts)[2], "transport": serving.transport}
+
+    def invitation(place: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {**shared, "round": job.fed.round}, {"initial": job.site.initial}
+
+    sites.seat(facts, recorder.folder.name, attempt, invitation)
+    sites.assemble(serving.wait, least)
+    result = follow(job, recorder, on_event, signals, say, None, None)
+    sites.dismiss()
+    return result
+
+
+class OpenLink:
+    """The link while it serves, with what its sites and its run folder have to know of each other."""
+
+    def __init__(self, serving: Serving, say: Say) -> None:
+        self.signed: dict[str, bytes] = {}
+        certificate = None
+        if serving.keys is not None:
+            self.signed = signed_keys(serving.keys)
+            certificate = (serving.keys / "server.crt", serving.keys / "server.key")
+            key_files.check_private(certificate[1])
+        keys_or_none = self.signed if serving.keys is not None else None
+        self.link = Link(serving.host, serving.port, certificate=certificate, keys=keys_or_none, piece=serving.piece)
+        self.folder: Path | None = None
+        self._say = say
+
+    def __enter__(self) -> OpenLink:
+        where = self.link.start()
+        how = "TLS and signed keys" if self.signed else "NO encryption and NO proof of who is who (--insecure)"
+        self._say(f"serving on {where} with {how}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.link.stop()
+
+    def sites(self, serving: Serving) -> Sites:
+        return Sites(self.link, self._say, transport=serving.transport, deadline=serving.terms.deadline)
+
+    def checkpoints(self) -> list[int]:
+        """Rounds that the server could go back to."""
+        names = checkpoint.names(self.folder / CHECKPOINTS) if self.folder is not None else []
+        return [int(n.removeprefix("round-")) for n in names if n.startswith("round-")]
+
+
+def signed_keys(folder: Path) -> dict[str, bytes]:
+    """The public keys of the sites that may join, by name, as Flower wants them."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    found = key_files.sites(folder)
+    if not found:
+        raise UsageError(f"no site's key is signed in {folder}: fedkin keys sign {folder} NAME.pub")
+    return {
+        name: load_ssh_public_key(site.public.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        for name, site in found.items()
+    }
+
+
+def _check(config: Config) -> None:
+    for name, usual in ONLY_SIMULATED.items():
+        if getattr(config, name) != usual:
+            raise UsageError(f"{name}={getattr(config, name)!r} is for simulations: real sites bring their own trouble")
+
+
+def _bound(link: Link, job: Job, serving: Serving) -> None:
+    link.limit = serving.largest or max(64 << 20, 8 * 4 * job.site.layout.width)
+
+
+def prepare_deployed(config: Config, facts: Sequence[Facts], engine: FlowerEngine) -> Deployed:
+    """What `rounds.prepare` does, without any data: the network, the method's server half, the books."""
+    kind = METHODS[config.method]
+    options = options_of(kind, config.options, config.method)
+    if config.validation_share is None:
+        config = replace(config, validation_share=kind.holdout)
+    shape, dtype, labels = together(facts)
+    name = config.model or default_model(shape, 0)
+    network = build(name, shape, len(labels), 0, config.seed)
+    layout = Layout.of(network, config.head, config.buffers)
+    nothing = Source(np.zeros((0, *shape), dtype), np.zeros(0, np.int64), torch.device("cpu"))
+    sample = Source(np.zeros((6, *shape), dtype), np.zeros(6, np.int64), torch.device("cpu")).batch(torch.arange(6))
+    forward, initial = trace(network, layout, sample), layout.row(network)
+    check_outputs(forward, layout, initial, sample, len(labels))
+    point = kind.eval_point if config.eval_point == "auto" else config.eval_point
+    shares = (config.seed, config.test_share, config.validation_share or 0.0)
+    parts = [split_client(np.zeros(f.samples, np.int64), f.tests, i, *shares) for i, f in enumerate(facts)]
+    samples = np.array([len(train) for train, _, _ in parts], np.int64)
+    names, empty = [f.name for f in facts], [np.zeros(0, np.int64) for _ in facts]
+    site = Site(
+        forward=forward, layout=layout, initial=initial, source=nothing,
+        parts={"train": empty, "validation": empty, "test": empty},  # which samples: only the sites know
+        names=names, classes=len(labels), seed=config.seed,
+        training=Training(config.epochs, config.batch, config.optimiser_of(), "fp32", config.augment),
+        store=Store(len(facts), kind.keeps, layout, initial), chooser=Chooser(),
+    )  # fmt: skip
+    fed = Federation(engine, samples, seed=config.seed, faults=Faults(), average=average_of(config), names=names)
+    fed.rounds, fed.stop_on_failure = config.rounds, config.on_failure == "stop"
+    server = kind(options)
+    server.start(fed, layout, initial)
+    resolved = replace(config, clients=len(facts), model=name, data="sites", partition="natural")
+    prepared = Prepared(resolved, len(facts), len(labels), digest(facts), layout.parameters, "cpu", "fp32", point)
+    sizes = [(len(train), len(test)) for train, _, test in parts]
+    return Deployed(resolved, prepared, server, fed, site, cast(LocalEngine, engine), network, asdict(options),
+                    sizes=sizes)  # fmt: skip
+
+
+def _known_sites(run: RunFolder) -> list[Facts]:
+    path = run.path / SITES
+    try:
+        entries = json.loads(path.read_text()) if path.stat().st_size < 1 << 26 else None
+        if not isinstance(entries, list) or not entries:
+            raise ValueError("no list of sites")
+        facts = [Facts.of(entry) for entry in entries]
+        if [f.name for f in facts] != sorted({f.name for f in facts}):
+            raise ValueError("the names are not in order")
+        return facts
+    except FileNotFoundError:
+        raise UsageError(f"run {run.info.id!r} was a simulation: fedkin resume {run.info.id}") from None
+    except (OSError, ValueError, AttributeError, DataError) as error:
+        raise DataError(f"{path} is damaged ({error})") from error
+
+
+def _restore(job: Deployed, run: RunFolder, say: Say) -> dict[str, int]:
+    """The newest sound checkpoint; returns where the tables ended then."""
+    folder = run.path / CHECKPOINTS
+    samples: keys.I64 = np.array([train for train, _ in job.sizes], np.int64)
+    base = database.Database(run.path / METRICS)
+    try:
+        reached = base.marks()
+    finally:
+        base.close()
+    for name in checkpoint.names(folder):
+        try:
+            state = checkpoint.load(folder, name, torch.device("cpu"), samples)
+            marks = {t: int(state["marks"][t]) for t in database.TABLES}
+            if any(reached[t] < marks[t] for t in marks):
+                raise DataError("the metrics database misses rows that it had then")
+            job.restore(state["job"])
+            checkpoint.tidy(folder)
+            return marks
+        except (FedKinError, KeyError, TypeError, ValueError, AttributeError) as error:
+            say(f"checkpoint {name} is damaged ({error}): going back to the one before")
+            checkpoint.remove(folder, name)
+    say("no checkpoint: starting again from the first round")
+    checkpoint.tidy(folder)
+    return dict.fromkeys(database.TABLES, 0)

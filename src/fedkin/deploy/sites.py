@@ -1,0 +1,322 @@
+"""The sites as the server sees them: who is there, under which name, and the post between them.
+
+A site is known by its name, and by its key where keys are asked for; Flower's node ids change with every restart and
+mean nothing here. Sites greet, are told their place, and may go and come back at any time. Everything they say is
+untrusted: it is checked here, or a reason is given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedkin.deploy.keys import NAME
+from fedkin.deploy.link import Arrived, Link, Lost
+from fedkin.deploy.wire import LIMIT, Transport, WireError, pack, unpack
+from fedkin.engines.flower import Delivery
+from fedkin.errors import DataError, FedKinError
+from fedkin.federation import Each
+
+Say = Callable[[str], None]
+Invitation = Callable[[int], tuple[dict[str, Any], dict[str, Any]]]
+
+MOST_SAMPLES = 10**9
+MOST_CLASSES = 100_000
+TALK = 300.0  # seconds for a greeting or an invitation
+MARGIN = 60.0  # seconds that Flower keeps a message longer than the exchange waits
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a site tells about its data: how many samples of which shape, the names of its classes."""
+
+    name: str
+    samples: int
+    tests: int | None
+    shape: tuple[int, ...]
+    dtype: str
+    labels: tuple[int | str, ...]
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Facts:
+        name, samples, tests = fields.get("site"), fields.get("samples"), fields.get("tests")
+        shape, labels, dtype = fields.get("shape"), fields.get("labels"), fields.get("dtype")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise DataError("it gives no proper name")
+        if not _whole(samples, 1, MOST_SAMPLES) or not (tests is None or _whole(tests, 0, MOST_SAMPLES)):
+            raise DataError(f"it speaks of {samples!r} samples, {tests!r} for testing")
+        assert isinstance(samples, int)
+        if (tests or 0) >= samples:
+            raise DataError(f"it speaks of {samples!r} samples, {tests!r} for testing")
+        if not isinstance(shape, list) or not 1 <= len(shape) <= 4 or not all(_whole(n, 1, 10**6) for n in shape):
+            raise DataError(f"its samples have no proper shape ({shape!r})")
+        if not isinstance(labels, list) or not 1 <= len(labels) <= MOST_CLASSES:
+            raise DataError("it names no classes")
+        kinds = {type(v) for v in labels}
+        if kinds not in ({int}, {str}) or len(set(labels)) < len(labels) or any(len(str(v)) > 200 for v in labels):
+            raise DataError("the names of its classes are neither whole numbers nor words")
+        if dtype not in ("uint8", "float32"):
+            raise DataError(f"its samples are of type {dtype!r}")
+        return cls(name, samples, tests, tuple(shape), dtype, tuple(labels))
+
+    def plain(self) -> dict[str, Any]:
+        return {**asdict(self), "site": self.name, "shape": list(self.shape), "labels": list(self.labels)}
+
+
+def _whole(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def together(facts: Sequence[Facts]) -> tuple[tuple[int, ...], str, list[int | str]]:
+    """Shape and type of all sites' samples, and all classes in order; `DataError` where sites do not fit together."""
+    first = facts[0]
+    for other in facts[1:]:
+        if (other.shape, other.dtype) != (first.shape, first.dtype):
+            raise DataError(f"site {first.name!r} has {first.dtype} samples of shape {first.shape}, site "
+                            f"{other.name!r} {other.dtype} of shape {other.shape}; they must be alike")  # fmt: skip
+        if type(other.labels[0]) is not type(first.labels[0]):
+            raise DataError(f"sites {first.name!r} and {other.name!r} label with numbers and with words; use one kind")
+    return first.shape, first.dtype, sorted({v for f in facts for v in f.labels})
+
+
+def digest(facts: Sequence[Facts]) -> str:
+    return hashlib.sha256(json.dumps([f.plain() for f in facts], sort_keys=True).encode()).hexdigest()
+
+
+class Sites:
+    """Greets, seats and reaches sites; the `Post` of a `FlowerEngine`."""
+
+    def __init__(self, link: Link, say: Say, *, transport: Transport = "fp32", deadline: float = 600.0) -> None:
+        self._link, self._say, self._transport, self._deadline = link, say, transport, deadline
+        self.facts: dict[str, Facts] = {}
+        self._nodes: dict[str, int] = {}  # a site's node now
+        self._processes: dict[str, str] = {}  # what tells a site that is back from a second one of its name
+        self._met: set[int] = set()  # nodes that were greeted
+        self._talks: dict[str, tuple[int, str]] = {}  # ticket -> node and what it was asked
+        self._calls: dict[str, int] = {}  # ticket -> client
+        self._seats: list[str] = []
+        self._ready: set[int] = set()
+        self._invitation: Invitation | None = None
+        self._run = ""
+        self._attempt = 0
+        self.trouble: dict[str, str] = {}  # why a site could not join
+
+    def speak(self, say: Say) -> None:
+        """Where to say what happens, from now on."""
+        self._say = say
+
+    # ------------------------------------------------------------ who is there
+
+    def gather(self, count: int, wait: float) -> list[Facts]:
+        """Wait until so many sites have greeted; their facts in order of their names."""
+        until, told = time.monotonic() + wait, -1
+        while len(self.facts) < count:
+            self.tick()
+            if len(self.facts) != told:
+                told = len(self.facts)
+                self._say(f"{told} of {count} sites are here{_named(self.facts)}")
+            if time.monotonic() > until:
+                raise FedKinError(f"{told} of {count} sites came within {wait:g} s{_named(self.facts)}; start the "
+                                  "others with `fedkin client`, or wait longer with --wait")  # fmt: skip
+            time.sleep(0.05)
+        return [self.facts[name] for name in sorted(self.facts)]
+
+    def seat(self, facts: Sequence[Facts], run: str, attempt: int, invitation: Invitation) -> None:
+        """From now on these are the clients, by their place in the list, and nobody else is let in."""
+        self._seats, self.facts = [f.name for f in facts], {f.name: f for f in facts}
+        self._run, self._attempt, self._invitation = run, attempt, invitation
+        for name in [n for n in self._nodes if n not in self.facts]:
+            self._refuse(self._nodes.pop(name), "the federation is complete without it")
+        for name in list(self._nodes):
+            self._invite(name)
+
+    def assemble(self, wait: float, least: int) -> None:
+        """Wait until all are ready, or for a while and until enough are."""
+        until = time.monotonic() + wait
+        while len(self._ready) < len(self._seats):
+            self.tick()
+            absent = [n for i, n in enumerate(self._seats) if i not in self._ready]
+            broken = [n for n in absent if n in self.trouble]
+            if len(self._seats) - len(broken) < least and broken:
+                raise FedKinError(f"site {broken[0]!r} cannot take part: {self.trouble[broken[0]]}")
+            if time.monotonic() > until:
+                if len(self._ready) >= least:
+                    self._say(f"going on without {', '.join(absent)}")
+                    return
+                raise FedKinError(f"{len(self._ready)} of {len(self._seats)} sites are ready after {wait:g} s; "
+                                  f"missing: {', '.join(absent)}")  # fmt: skip
+            time.sleep(0.02)
+
+    def dismiss(self, wait: float = 10.0) -> None:
+        """Tell all that the run is over; they keep their models."""
+        tickets = {
+            self._link.push(self._nodes[name], self._own({"kind": "done"}), TALK)
+            for i, name in enumerate(self._seats)
+            if i in self._ready
+        } - {None}
+        until = time.monotonic() + wait
+        while tickets and time.monotonic() < until:
+            tickets -= {found.ticket for found in self._link.pull(t for t in tickets if t)}
+            time.sleep(0.02)
+
+    def tick(self) -> None:
+        """Notice who came and went, greet and seat; to be called often."""
+        online = self._link.nodes()
+        for name, node in list(self._nodes.items()):
+            if node not in online:
+                self._lost(name)
+        self._met &= set(online)
+        for node in set(online) - self._met:
+            self._met.add(node)
+            self._talk(node, "hello", {"kind": "hello"})
+        if self._talks:
+            for found in self._link.pull(list(self._talks)):
+                node, kind = self._talks.pop(found.ticket)
+                self._hear(node, kind, found, online.get(node))
+
+    def _lost(self, name: str) -> None:
+        self._nodes.pop(name, None)
+        if name in self._seats:
+            self._ready.discard(self._seats.index(name))
+            self._say(f"site {name!r}: the connection was lost")
+        else:
+            self.facts.pop(name, None)
+
+    def _hear(self, node: int, kind: str, found: Arrived | Lost, key_name: str | None) -> None:
+        try:
+            if isinstance(found, Lost):
+                raise DataError(found.reason)
+            fields = unpack(found.pieces, 1 << 24).fields
+            if fields.get("kind") == "failed":
+                raise DataError(_text(fields.get("reason")))
+            if kind == "hello":
+                self._greeted(node, fields, key_name)
+            elif kind == "join":
+                self._joined(node, fields)
+        except (DataError, WireError) as error:
+            if isinstance(found, Lost):
+                self._met.discard(node)  # if it is still there, it is greeted again
+            name = next((n for n, other in self._nodes.items() if other == node), key_name)
+            self._say(f"site {name!r}: {error}" if name else f"a site without a name: {error}")
+            if kind == "join" and name:
+                self.trouble[name] = str(error)
+            elif kind == "hello" and not isinstance(found, Lost):
+                self._refuse(node, str(error))
+
+    def _greeted(self, node: int, fields: Mapping[str, Any], key_name: str | None) -> None:
+        from fedkin import __version__
+
+        facts = Facts.of(fields)
+        name = facts.name
+        if key_name is not None and key_name != name:
+            raise DataError(f"its key is signed for {key_name!r}, it calls itself {name!r}")
+        if fields.get("fedkin") != __version__:
+            raise DataError(f"it has FedKin {_text(fields.get('fedkin'))}, the server {__version__}")
+        process = _text(fields.get("process"))
+        if self._nodes.get(name, node) != node and (not process or self._processes.get(name) != process):
+            raise DataError(f"a site named {name!r} is connected already")
+        if self._seats and name not in self._seats:
+            raise DataError("the federation is complete without it")
+        if self._seats and self.facts[name] != facts:
+            raise DataError("its data are not those it began the run with")
+        self._nodes[name], self.facts[name], self._processes[name] = node, facts, process
+        if self._invitation is not None:
+            self._invite(name)
+
+    def _invite(self, name: str) -> None:
+        assert self._invitation is not None
+        fields, values = self._invitation(self._seats.index(name))
+        whole = {"kind": "join", "run": self._run, "attempt": self._attempt, "place": self._seats.index(name),
+                 "clients": len(self._seats), **fields}  # fmt: skip
+        self._talk(self._nodes[name], "join", whole, values)
+
+    def _joined(self, node: int, fields: Mapping[str, Any]) -> None:
+        name = next((n for n, other in self._nodes.items() if other == node), None)
+        if name is None or fields.get("kind") != "joined":
+            raise DataError("its answer to the invitation is none")
+        self._ready.add(self._seats.index(name))
+        self.trouble.pop(name, None)
+        self._say(f"site {name!r} takes part{_text(fields.get('remark'))}")
+
+    def _talk(self, node: int, kind: str, fields: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
+        ticket = self._link.push(node, self._own(fields, values), TALK)
+        if ticket is not None:
+            self._talks[ticket] = (node, kind)
+
+    def _refuse(self, node: int, reason: str) -> None:
+        self._link.push(node, self._own({"kind": "refused", "reason": reason}), TALK)
+
+    def _own(self, fields: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
+        # the nonce makes a message's id one that nobody can guess, and so its reply one that nobody else can give
+        return {"own": self._link.records(pack(values or {}, {**fields, "nonce": secrets.token_hex(16)}))}
+
+    # ------------------------------------------------------------ the post
+
+    def present(self, client: int) -> bool:
+        self.tick()
+        return client in self._ready
+
+    def send(self, ids: Sequence[int], message: Mapping[str, object], fields: Mapping[str, Any]) -> dict[int, str]:
+        self.tick()
+        away: dict[int, str] = {}
+        shared = {k: v for k, v in message.items() if not isinstance(v, Each)}
+        rows = {k: v for k, v in message.items() if isinstance(v, Each)}
+        common = {"all": self._link.records(pack(shared, {}, self._transport))} if shared else {}
+        for place, client in enumerate(ids):
+            if client not in self._ready:
+                away[client] = self.trouble.get(self._seats[client], "it is not connected")
+                continue
+            whole = {"kind": "call", "run": self._run, "attempt": self._attempt, **fields,
+                     "nonce": secrets.token_hex(16)}  # fmt: skip
+            mine = pack({k: Each(v.rows[place : place + 1]) for k, v in rows.items()}, whole, self._transport)
+            parcels = {**common, "own": self._link.records(mine)}
+            ticket = self._link.push(self._nodes[self._seats[client]], parcels, self._deadline + MARGIN)
+            if ticket is None:
+                away[client] = "the connection to it was lost"
+            else:
+                self._calls[ticket] = client
+        return away
+
+    def collect(self) -> dict[int, Delivery | str]:
+        self.tick()
+        came: dict[int, Delivery | str] = {}
+        for found in self._link.pull(list(self._calls)) if self._calls else []:
+            client = self._calls.pop(found.ticket)
+            came[client] = found.reason if isinstance(found, Lost) else _delivery(found.pieces, self._link.limit)
+        return came
+
+    def cancel(self, ids: Sequence[int]) -> None:
+        tickets = [t for t, client in self._calls.items() if client in ids]
+        self._link.forget(tickets)
+        for ticket in tickets:
+            del self._calls[ticket]
+
+
+def _delivery(pieces: list[bytes], limit: int) -> Delivery | str:
+    size = sum(map(len, pieces))
+    if size > limit:
+        return f"its reply has {size} bytes, more than the limit of {limit}"
+    try:
+        parcel = unpack(pieces, LIMIT)
+    except WireError as error:
+        return str(error)
+    if parcel.fields.get("kind") == "failed":
+        return _text(parcel.fields.get("reason"))
+    if parcel.fields.get("kind") != "reply":
+        return "its reply is not one"
+    return Delivery(parcel.values, parcel.fields)
+
+
+def _text(value: object) -> str:
+    """What a site says, safe to show."""
+    text = value if isinstance(value, str) else ""
+    return "".join(c if c.isprintable() else " " for c in text[:500])
+
+
+def _named(names: Mapping[str, object]) -> str:
+    return f": {', '.join(sorted(names))}" if names else ""

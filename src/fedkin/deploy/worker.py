@@ -1,0 +1,367 @@
+"""What a site does when the server asks: the client half of a method on a cohort of one, its own.
+
+The server names a method, its options and a phase; all three are looked up among what is installed here and checked.
+No code comes over the network. What goes back is what the phase returns as named tensors, written down in the log in
+words and bytes before it leaves; the personal model is never part of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import secrets
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkin.cohort import Cohort, Site, Store, Training
+from fedkin.compute import keys
+from fedkin.compute.batches import Source
+from fedkin.compute.choice import Chooser
+from fedkin.compute.program import trace
+from fedkin.config import Config, make_config
+from fedkin.data import Dataset
+from fedkin.data.own import read_site, split_client
+from fedkin.deploy.model_file import Card
+from fedkin.deploy.model_file import save as save_model
+from fedkin.deploy.state import Stamp, Vault, write_private
+from fedkin.deploy.wire import Parcel, Transport, pack, unpack
+from fedkin.errors import FedKinError
+from fedkin.federation import Masked, wire_bytes
+from fedkin.layout import Layout
+from fedkin.methods import METHODS, Method, options_of
+from fedkin.models import build
+from fedkin.rounds import pick_device, pick_precision
+
+Say = Callable[[str], None]
+
+TRAVELS = ("method", "options", "model", "head", "buffers", "rounds", "epochs", "batch", "optimiser", "lr", "momentum",
+           "weight_decay", "augment", "seed", "test_share", "validation_share", "eval_point", "precision")  # fmt: skip
+"""The settings a server tells its sites; where and how a site computes is its own business."""
+SERVER_HALF = {name for name in vars(Method) if name in ("start", "round", "deliver", "deliver_to_all", "finish")}
+PERSONAL = "rows"  # what `report` adds for the simulator, and no site sends
+
+
+class Own(Store):
+    """One client's row, whatever its number."""
+
+    def __init__(self, keeps: Mapping[str, Any], layout: Layout, initial: Tensor) -> None:
+        super().__init__(1, keeps, layout, initial)
+
+    def read(self, name: str, ids: keys.I64) -> Tensor:
+        return super().read(name, ids * 0)
+
+    def write(self, name: str, ids: keys.I64, rows: Tensor) -> None:
+        super().write(name, ids * 0, rows)
+
+    def expected(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        first = {name: self._first(name) for name in self.keeps}
+        return {name: ((1, *t.shape), t.dtype) for name, t in first.items()}
+
+
+class OwnCohort(Cohort):
+    """A cohort of one whose private draws come from a seed that never leaves the site."""
+
+    secret: int | None = None
+
+    @property
+    def seed(self) -> int:
+        return self._site.seed if self.secret is None else self.secret
+
+
+@dataclass
+class Joined:
+    """A run this site takes part in."""
+
+    run: str
+    attempt: int
+    place: int
+    config: Config
+    method: Method
+    network: nn.Module
+    site: Site
+    store: Own
+    card: Card
+    vault: Vault
+    stamp: Stamp
+    transport: Transport
+
+
+@dataclass
+class Worker:
+    """`secret`: noise and private starting points are drawn from a seed of this site's own. Without it they are drawn
+    from the run's seed, as in a simulation, and the server could draw them too."""
+
+    name: str
+    data: Path
+    folder: Path
+    say: Say
+    label: str = "label"
+    device: str = "auto"
+    secret: bool = True
+    limit: int = 2 << 30
+    joined: Joined | None = None
+    finished: bool = False
+    refused: str | None = None  # why the server does not want this site, if so
+    process: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.own = read_site(self.data, self.name, self.label)
+        self.say(f"{self.data}: {len(self.own.x)} samples of shape {self.own.x.shape[1:]}, "
+                 f"{len(np.unique(self.own.y))} classes")  # fmt: skip
+
+    @property
+    def model_file(self) -> Path:
+        return self.folder / "personal.safetensors"
+
+    def answer(self, parcels: Mapping[str, list[bytes]]) -> bytes:
+        """The reply to a message; whatever goes wrong becomes a reply that says so."""
+        try:
+            own = unpack(parcels["own"], self.limit)
+            shared = unpack(parcels["all"], self.limit) if "all" in parcels else Parcel({}, {})
+            message = Parcel(own.fields, {**shared.values, **own.values})
+            kind = message.fields.get("kind")
+            if kind == "hello":
+                return self._hello()
+            if kind == "join":
+                return self._join(message)
+            if kind == "call":
+                return self._call(message)
+            if kind == "done":
+                return self._done(message)
+            if kind == "refused":
+                self.refused = f"the server refuses: {str(message.fields.get('reason'))[:300]}"
+                return pack({}, {"kind": "bye"})
+            raise FedKinError(f"a message of no known kind ({kind!r})")
+        except FedKinError as error:
+            self.say(f"failed: {error}")
+            return pack({}, {"kind": "failed", "reason": str(error)[:500]})
+        except Exception as error:
+            self.say(f"failed: {''.join(traceback.format_exception(error))}")
+            return pack({}, {"kind": "failed", "reason": f"{type(error).__name__}; the site's log says more"})
+
+    # ------------------------------------------------------------ joining
+
+    def _hello(self) -> bytes:
+        from fedkin import __version__
+
+        x, y = self.own.x, self.own.y
+        labels = np.unique(y)
+        facts: dict[str, Any] = {
+            "kind": "hello", "site": self.name, "process": self.process, "fedkin": __version__,
+            "samples": len(x), "tests": self.own.tests, "shape": list(x.shape[1:]), "dtype": x.dtype.name,
+            "labels": [v.item() for v in labels],
+        }  # fmt: skip
+        self.say(f"sent: name, {len(x)} samples of shape {tuple(x.shape[1:])}, the names of {len(labels)} classes")
+        return pack({}, facts)
+
+    def _join(self, message: Parcel) -> bytes:
+        f = message.fields
+        run, attempt, begin = str(f["run"]), _whole(f, "attempt"), _whole(f, "round")
+        place, clients = _whole(f, "place"), _whole(f, "clients")
+        if not place < clients <= 1_000_000:
+            raise FedKinError(f"place {place} of {clients}: not possible")
+        given = f.get("config")
+        if not isinstance(given, dict):
+            raise FedKinError("no settings came with the invitation")
+        config = make_config({k: v for k, v in given.items() if k in TRAVELS})
+        kind = METHODS[config.method]
+        options = options_of(kind, config.options, config.method)
+        dataset, parts = self._dataset(f.get("labels"), place, config)
+        initial = message.values.get("initial")
+        network = build(str(config.model), dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
+        layout = Layout.of(network, config.head, config.buffers)
+        if not isinstance(initial, Tensor) or initial.shape != (layout.width,) or initial.dtype != torch.float32:
+            raise FedKinError(f"the first model does not fit {config.model}: both sides need the same FedKin")
+        device = pick_device(self.device)
+        odd = config.precision == "tf32" and device.type == "cpu"
+        precision = pick_precision("auto" if odd else config.precision, device)
+        source = Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
+        sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
+        forward = trace(network, layout, sample.batch(torch.arange(len(sample.y))))
+        point = kind.eval_point if config.eval_point == "auto" else config.eval_point
+        store = Own(kind.keeps, layout, initial.to(device))
+        site = Site(
+            forward=forward, layout=layout, initial=initial.to(device), source=source,
+            parts={k: _only(place, clients, rows) for k, rows in parts.items()},  # type: ignore[misc]
+            names=[self.name if i == place else "" for i in range(clients)], classes=dataset.classes, seed=config.seed,
+            training=Training(config.epochs, config.batch, config.optimiser_of(), precision, config.augment),
+            store=store, chooser=Chooser(), hold=point == "after_local",
+        )  # fmt: skip
+        vault = Vault(self.folder, run)
+        stamp, remark = self._resume(vault, attempt, begin)
+        store.tensors = {k: t.to(device) for k, t in vault.load(store.expected()).items()}
+        card = Card.of(dataset, config.model, head=layout.head_name, method=config.method, run=run, site=self.name,
+                       seed=config.seed)  # fmt: skip
+        transport = f.get("transport", "fp32")
+        self.joined = Joined(run, attempt, place, config, kind(options), network, site, store, card, vault, stamp,
+                             transport if transport in ("fp16", "int8") else "fp32")  # fmt: skip
+        self.say(f"joined run {run} as number {place + 1} of {clients}: {config.method}, {config.model}, "
+                 f"{config.rounds} rounds, from round {begin + 1}{remark}")  # fmt: skip
+        sizes = {k: len(rows) for k, rows in parts.items()}
+        self.say("sent: that it takes part, and on how many samples: "
+                 + ", ".join(f"{n} {k}" for k, n in sizes.items()))  # fmt: skip
+        return pack({}, {"kind": "joined", **sizes, "remark": remark})
+
+    def _resume(self, vault: Vault, attempt: int, begin: int) -> tuple[Stamp, str]:
+        """The state to go on from, where the server goes on from round `begin`."""
+        stamp = vault.stamp()
+        fresh = Stamp(begin, -1, attempt)
+        remark = ""
+        if stamp is None or (begin == 0 and stamp.attempt != attempt):
+            vault.begin(fresh)
+            remark = "; this site has no state of it and starts with the first model" if begin else ""
+            return fresh, remark
+        if stamp.attempt != attempt and (stamp.round, stamp.call) >= (begin, 0):
+            if vault.go_back(begin):
+                return vault.stamp() or fresh, f"; back to its state at round {begin + 1}"
+            remark = f"; its state is of round {stamp.round + 1}, older ones are gone"
+            stamp = Stamp(begin, -1, attempt, stamp.phase)
+        return stamp, remark
+
+    def _dataset(self, labels: object, place: int, config: Config) -> tuple[Dataset, dict[str, keys.I64]]:
+        """This site's samples with the labels numbered as all sites number them."""
+        own, known = self.own, np.unique(self.own.y)
+        if not isinstance(labels, list) or not 0 < len(labels) <= 1_000_000:
+            raise FedKinError("the list of classes is missing")
+        numbers = {v: i for i, v in enumerate(labels)}
+        missing = [v.item() for v in known if v.item() not in numbers]
+        if missing:
+            raise FedKinError(f"class {missing[0]!r} of this site is not in the server's list")
+        codes = np.array([numbers[v.item()] for v in known], np.int64)[np.searchsorted(known, own.y)]
+        names = tuple(str(v) for v in labels)
+        dataset = Dataset(self.name, own.x, codes, len(labels), names)
+        split = split_client(codes, own.tests, place, config.seed, config.test_share, config.validation_share or 0.0)
+        return dataset, dict(zip(("train", "validation", "test"), split, strict=True))
+
+    # ------------------------------------------------------------ working
+
+    def _call(self, message: Parcel) -> bytes:
+        f, job = message.fields, self.joined
+        if job is None or f.get("run") != job.run or f.get("attempt") != job.attempt:
+            raise FedKinError("asked to work for a run that this site has not joined")
+        phase, number = str(f["phase"]), _whole(f, "round")
+        call, horizon = _whole(f, "call", low=-1), _whole(f, "horizon")
+        measures = phase in ("report", "report_after_local")
+        self._check_phase(job, phase)
+        if not measures:
+            self._in_order(job, number, call, f.get("checkpoints"))
+        before = {k: t.clone() for k, t in job.store.tensors.items()}
+        begin, steps = time.perf_counter(), job.site.chooser.client_steps
+        cohort = OwnCohort(job.site, np.array([job.place], np.int64), number, phase, max(horizon, 1))
+        cohort.secret = self._seed() if self.secret else None
+        try:
+            given = {k: _on(v, job) for k, v in message.values.items()}
+            reply = getattr(job.method, phase)(cohort, **given)
+            checked = _checked(reply, phase)
+        except BaseException:
+            job.store.tensors = before
+            raise
+        if measures:
+            job.store.tensors = before
+            rows = checked.pop(PERSONAL)
+            if isinstance(rows, Tensor):
+                self._keep_model(job, rows, number)
+            checked = {k: v.sum(1, keepdim=True) if _per_class(v) else v for k, v in checked.items()}
+        else:
+            job.stamp = Stamp(number, call, job.attempt, phase)
+            job.vault.save(job.stamp, job.store.tensors)
+        loss = float(cohort.losses.float().nanmean()) if len(cohort.losses) else math.nan
+        fields = {
+            "kind": "reply", "loss": loss if math.isfinite(loss) else None, "seconds": time.perf_counter() - begin,
+            "steps": job.site.chooser.client_steps - steps,
+        }  # fmt: skip
+        packed = pack(checked, fields, job.transport)
+        if len(packed) > self.limit:
+            raise FedKinError(f"a reply of {len(packed)} bytes: at most {self.limit} can be sent")
+        when = f"after round {number}" if measures else f"round {number + 1}"
+        known = f"loss {loss:.4g}, " if math.isfinite(loss) else ""
+        work = f"{known}{fields['steps']} steps, {fields['seconds']:.2f} s"
+        self.say(f"sent: {_in_words(checked)}; {work}; {len(packed)} bytes in all; {when}, {phase}")
+        return packed
+
+    def _check_phase(self, job: Joined, phase: str) -> None:
+        """A client function of this method: public, and it takes a client first."""
+        function = getattr(type(job.method), phase, None) if phase.isidentifier() else None
+        if phase.startswith("_") or phase in SERVER_HALF or not inspect.isfunction(function):
+            raise FedKinError(f"phase {phase!r}: {job.config.method} has no such client function")
+        if list(inspect.signature(function).parameters)[1:2] != ["client"]:
+            raise FedKinError(f"phase {phase!r}: {job.config.method} has no such client function")
+
+    def _in_order(self, job: Joined, number: int, call: int, checkpoints: object) -> None:
+        asked, last = (number, call), (job.stamp.round, job.stamp.call)
+        if asked == last and job.stamp.attempt == job.attempt:  # asked again: from where it was before
+            job.vault.undo()
+            job.stamp = job.vault.stamp() or job.stamp
+            job.store.tensors = job.vault.load(job.store.expected())
+        elif asked < last:
+            raise FedKinError(f"asked for round {number + 1}, but this site is at round {job.stamp.round + 1}")
+        rounds = checkpoints if isinstance(checkpoints, list) else []
+        job.vault.mark([c for c in rounds if isinstance(c, int)], job.stamp, number)
+
+    def _keep_model(self, job: Joined, rows: Tensor, number: int) -> None:
+        card = Card(**{**vars(job.card), "round": number})
+        tensors = job.site.layout.tensors(rows[0].detach().cpu())
+        if all(bool(t.isfinite().all()) for t in tensors.values()):
+            save_model(self.model_file, tensors, card)
+
+    def _seed(self) -> int:
+        """This site's own seed; made once, kept beside its state."""
+        path = self.folder / "secret"
+        if not path.exists():
+            write_private(path, str(secrets.randbits(62)).encode())
+        return int(path.read_text())
+
+    def _done(self, message: Parcel) -> bytes:
+        self.finished = True
+        self.say(f"the run is over; this site's model is {self.model_file}")
+        return pack({}, {"kind": "bye"})
+
+
+def _on(value: Any, job: Joined) -> Any:
+    return value.to(job.site.source.device) if isinstance(value, Tensor) else value
+
+
+def _checked(reply: object, phase: str) -> dict[str, Tensor | Masked]:
+    """Only named tensors leave: a function that returns a bare tensor (a model) is not one for the server."""
+    if reply is None:
+        return {}
+    if not isinstance(reply, Mapping):
+        raise FedKinError(f"phase {phase!r}: what it returns stays here")
+    return dict(reply)
+
+
+def _per_class(value: Tensor | Masked) -> TypeGuard[Tensor]:
+    """Numbers for each class: of a measurement, only their sum leaves, not which classes a site has how much of."""
+    return isinstance(value, Tensor) and value.dim() == 2
+
+
+def _only(place: int, clients: int, rows: keys.I64) -> list[keys.I64]:
+    return [rows if i == place else rows[:0] for i in range(clients)]
+
+
+def _whole(fields: Mapping[str, Any], name: str, low: int = 0) -> int:
+    value = fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 1 << 53:
+        raise FedKinError(f"{name}={value!r}: expected a whole number")
+    return value
+
+
+def _in_words(values: Mapping[str, Tensor | Masked]) -> str:
+    words = []
+    for name, value in values.items():
+        count = int(value.mask.sum()) if isinstance(value, Masked) else value.numel()
+        words.append(f"{name} {size_in_words(wire_bytes(value))}, {count} numbers")
+    return "; ".join(words) or "that it is done"
+
+
+def size_in_words(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB" if size >= 1000 else f"{size} B"

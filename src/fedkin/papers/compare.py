@@ -1,0 +1,284 @@
+"""Our numbers beside the papers': the record of a table, as it is kept in `results/`, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fedkin.config import Config
+from fedkin.papers.metrics import Outcome, metric_of, value_of
+from fedkin.papers.plan import Plan, Planned
+from fedkin.papers.tables import Cell, Line, Paper, Table
+
+Record = dict[str, Any]
+Look = Callable[[Config], Outcome | None]
+
+POINTS, SHARE = 2.0, 0.2  # what counts as close: points of a percentage, else a share of the paper's number
+TIE = 0.05  # numbers this close are equal when best methods are compared: tables print two digits
+NOT_RUN = "not run yet"
+
+
+# ------------------------------------------------------------ records
+
+
+def records(plan: Plan, look: Look, failed: Mapping[str, str] | None = None) -> list[Record]:
+    """One record per table of the plan, with the planned cells in it."""
+    tables = list(dict.fromkeys(p.table for p in plan.cells))
+    return [
+        {**outline(plan.paper, table), "quick": plan.quick,
+         "cells": [{**_filled(plan, p, look, failed or {}), "quick": plan.quick} for p in plan.cells
+                   if p.table is table]}
+        for table in tables
+    ]  # fmt: skip
+
+
+def outline(paper: Paper, table: Table) -> Record:
+    """A table without its cells."""
+    return {
+        "paper": paper.name, "paper_title": paper.title, "cite": paper.cite, "paper_about": paper.about,
+        "table": table.name, "title": table.title, "kind": table.kind, "about": table.about, "methods": table.methods,
+        "rows": [_line(r) for r in table.rows], "columns": [_line(c) for c in table.columns],
+        "checks": [asdict(c) for c in table.checks], "quick": False, "cells": [],
+    }  # fmt: skip
+
+
+def _line(line: Line) -> dict[str, str]:
+    return {"group": line.group, "name": line.name, "title": line.title}
+
+
+def empty(table: Table, cell: Cell, why: str = "") -> Record:
+    """A cell that has not been measured, and why."""
+    return {
+        "row": cell.row, "column": cell.column, "metric": cell.metric, "unit": _unit(cell), "lower": _lower(cell),
+        "paper": published(table, cell), "ours": None, "std": None, "seeds": [], "values": [], "rounds": None,
+        "command": "", "commit": "", "device": "", "note": why or cell.missing or NOT_RUN,
+    }  # fmt: skip
+
+
+def joined(*notes: str) -> str:
+    return "; ".join(dict.fromkeys(n for n in notes if n))
+
+
+def published(table: Table, cell: Cell) -> float | None:
+    """The paper's number, as a multiple of another's where the cell is one."""
+    if cell.printed is None or not cell.ratio_to:
+        return cell.printed
+    base = table.base_of(cell)
+    if base is None:
+        return 1.0
+    return None if not base.printed else cell.printed / base.printed
+
+
+def _is_drop(table: Table, cell: Cell) -> bool:
+    return bool(cell.drop_from) and table.base_of(cell) is not None
+
+
+def _unit(cell: Cell) -> str:
+    return "times" if cell.ratio_to else metric_of(cell.metric).unit
+
+
+def _lower(cell: Cell) -> bool:
+    return bool(cell.drop_from) or metric_of(cell.metric).lower
+
+
+def _filled(plan: Plan, planned: Planned, look: Look, failed: Mapping[str, str]) -> Record:
+    table, cell = planned.table, planned.cell
+    record = empty(table, cell, planned.why_not)
+    best, which = _best(planned, look)
+    errors = [failed[c.identity()] for variant in planned.runs for c in variant if c.identity() in failed]
+    trouble = f"failed: {errors[0]}" if errors else ""
+    values = {seed: value_of(o, cell.metric) for seed, o in best.items()}
+    base = plan.base_of(planned)
+    if base is not None:
+        others = {seed: value_of(o, cell.metric) for seed, o in _best(base, look)[0].items()}
+        pairs = {s: (v, others[s]) for s, v in values.items() if s in others}
+        values = {s: v / b if cell.ratio_to else b - v for s, (v, b) in pairs.items() if b or cell.drop_from}
+    elif cell.ratio_to:
+        values = {s: 1.0 for s, v in values.items() if not math.isnan(v)}
+    known = {s: v for s, v in values.items() if math.isfinite(v)}
+    if not known:
+        reached = f"{cell.metric} has no value in this run" if values else ""
+        return {**record, "note": trouble or reached or planned.why_not or NOT_RUN}
+    used = [best[s] for s in known]
+    tried = f"best of {len(planned.runs)}: {which}" if len(planned.runs) > 1 else ""
+    mean = sum(known.values()) / len(known)
+    spread = sum((v - mean) ** 2 for v in known.values())
+    return {
+        **record, "ours": mean, "std": math.sqrt(spread / (len(known) - 1)) if len(known) > 1 else None,
+        "seeds": list(known), "values": list(known.values()), "rounds": int(used[0].config["rounds"]),
+        "command": command(plan, table, cell, list(known)), "commit": _all(o.commit for o in used),
+        "device": _all(f"{o.device}, {o.precision}" for o in used), "note": joined(cell.note, tried, trouble),
+    }  # fmt: skip
+
+
+def _all(words: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(words))
+
+
+def _best(planned: Planned, look: Look) -> tuple[dict[int, Outcome], str]:
+    """Of a cell's variants the one with the best mean (over as many seeds as any has), and what sets it apart."""
+    lower, metric = metric_of(planned.cell.metric).lower, planned.cell.metric
+    found = [{c.seed: o for c in variant if (o := look(c)) is not None} for variant in planned.runs]
+    most = max((len(f) for f in found), default=0)
+    if not most:
+        return {}, ""
+
+    def worth(i: int) -> float:
+        mean = sum(value_of(o, metric) for o in found[i].values()) / most
+        return -math.inf if math.isnan(mean) else -mean if lower else mean
+
+    best = max((i for i, f in enumerate(found) if len(f) == most), key=worth)
+    return found[best], _apart(planned, best)
+
+
+def _apart(planned: Planned, best: int) -> str:
+    """The settings in which the variants differ, of one of them."""
+    flat = [{**v[0].to_dict(), **{f"options.{k}": x for k, x in v[0].options.items()}} for v in planned.runs]
+    for table in flat:
+        table.pop("options", None)
+    keys = dict.fromkeys(k for table in flat for k in table)
+    return ", ".join(f"{k}={flat[best].get(k)}" for k in keys if len({repr(t.get(k)) for t in flat}) > 1)
+
+
+def command(plan: Plan, table: Table, cell: Cell, seeds: Sequence[int]) -> str:
+    """What to type to get a cell."""
+    plain = list(seeds) == list(range(len(seeds)))
+    words = f"fedkin reproduce {plan.paper.name} {table.name} --rows {_quoted(cell.row)} --cols {_quoted(cell.column)}"
+    return f"{words} --seeds {len(seeds) if plain else ','.join(map(str, seeds))}{' --quick' if plan.quick else ''}"
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if set(text) & set(" ()*&;|<>$,=%") else text
+
+
+# ------------------------------------------------------------ what follows from records
+
+
+def measured(record: Record) -> list[Record]:
+    return [c for c in record["cells"] if c["ours"] is not None]
+
+
+def comparable(record: Record) -> list[Record]:
+    """Cells with a number of ours and of the paper's (a multiple of itself is no comparison)."""
+    return [c for c in measured(record) if close(c) is not None]
+
+
+def _is_reference(cell: Record) -> bool:
+    return bool(cell["unit"] == "times" and cell["paper"] == 1.0 and cell["ours"] == 1.0)
+
+
+def difference(cell: Record) -> float | None:
+    return None if cell["ours"] is None or cell["paper"] is None else float(cell["ours"] - cell["paper"])
+
+
+def close(cell: Record) -> bool | None:
+    """Within two points of the paper, or a fifth where the number is no percentage; None where nothing can be said."""
+    gap = difference(cell)
+    if gap is None or cell.get("quick") or _is_reference(cell):
+        return None
+    allowed = POINTS if cell["unit"] == "%" else SHARE * abs(cell["paper"])
+    return abs(gap) <= allowed + 1e-9
+
+
+def rankings(record: Record) -> list[dict[str, Any]]:
+    """For every line across the methods (and group of them): whether the best method is the paper's, and Kendall's
+    tau, over the methods that have both numbers. Only where there are at least two."""
+    if record["methods"] == "none":
+        return []
+    found = []
+    for place, cells in _lines(record):
+        both = {n: c for n, c in cells.items() if c["paper"] is not None and c["ours"] is not None}
+        if len(both) < 2 or len({(c["metric"], c["unit"]) for c in both.values()}) > 1:
+            continue
+        sign = -1.0 if next(iter(both.values()))["lower"] else 1.0
+        ours, theirs = ({n: sign * c[key] for n, c in both.items()} for key in ("ours", "paper"))
+        best = [max(side, key=lambda n, side=side: side[n]) for side in (ours, theirs)]  # type: ignore[misc]
+        agrees = ours[best[1]] >= ours[best[0]] - TIE
+        found.append({"line": place, "methods": len(both), "ours": best[0], "paper": best[1], "agrees": agrees,
+                      "tau": kendall(list(ours.values()), list(theirs.values()))})  # fmt: skip
+    return found
+
+
+def _lines(record: Record) -> Iterator[tuple[str, dict[str, Record]]]:
+    """The cells to be compared with each other: by name of the method, for every line and group of methods."""
+    across, along = ("column", "row") if record["methods"] == "rows" else ("row", "column")
+    kinds = record["rows"] if record["methods"] == "rows" else record["columns"]
+    at = {(c[across], c[along]): c for c in record["cells"]}
+    for line in record["columns"] if record["methods"] == "rows" else record["rows"]:
+        for group in dict.fromkeys(k["group"] for k in kinds):
+            cells = {k["name"]: at[line["title"], k["title"]] for k in kinds
+                     if k["group"] == group and (line["title"], k["title"]) in at}  # fmt: skip
+            if cells:
+                yield f"{group} {line['title']}".strip(), cells
+
+
+def kendall(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Kendall's tau-b; None where one side is all ties."""
+    pairs = [(i, j) for i in range(len(a)) for j in range(i)]
+    agree = sum(_sign(a[i] - a[j]) * _sign(b[i] - b[j]) for i, j in pairs)
+    untied = [sum(_sign(s[i] - s[j]) != 0 for i, j in pairs) for s in (a, b)]
+    return agree / math.sqrt(untied[0] * untied[1]) if all(untied) else None
+
+
+def _sign(x: float) -> int:
+    return (x > 0) - (x < 0)
+
+
+def verdicts(record: Record) -> list[dict[str, Any]]:
+    """Each check of the table: in how many of its comparisons it holds, and where it does not."""
+    return [_verdict(record, check) for check in record["checks"]]
+
+
+def _verdict(record: Record, check: Mapping[str, Any]) -> dict[str, Any]:
+    held, broken, unknown_ = 0, [], 0
+    for place, left, right in _compared(record, check):
+        if left["ours"] is None or (right is not None and right["ours"] is None):
+            unknown_ += 1
+        elif _holds(check, left, right):
+            held += 1
+        else:
+            broken.append(place)
+    tested = held + len(broken)
+    return {"says": check["says"], "held": held, "of": tested, "unknown": unknown_, "broken": broken,
+            "holds": None if not tested else not broken}  # fmt: skip
+
+
+def _compared(record: Record, check: Mapping[str, Any]) -> Iterator[tuple[str, Record, Record | None]]:
+    for place, cells in _lines(record if record["methods"] != "none" else {**record, "methods": "rows"}):
+        line = next(iter(cells.values()))["row" if record["methods"] == "columns" else "column"]
+        if check["where"] and line not in check["where"] and place not in check["where"]:
+            continue
+        left = cells.get(check["left"]) or next((c for c in cells.values() if check["left"] == c["row"]), None)
+        if left is None:
+            continue
+        if check["at_least"] is not None:
+            yield place, left, None
+            continue
+        wanted = [n for n in cells if cells[n] is not left] if "*" in check["right"] else check["right"]
+        for name in wanted:
+            if name in cells:
+                yield f"{place}: {name}", left, cells[name]
+
+
+def _holds(check: Mapping[str, Any], left: Record, right: Record | None) -> bool:
+    if right is None:
+        return bool(left["ours"] >= check["at_least"] - 1e-9)
+    gap = left["ours"] - right["ours"]
+    if check["within"] is not None:
+        return bool(abs(gap) <= check["within"])
+    return bool((-gap if left["lower"] else gap) >= check["by"])
+
+
+def summary(record: Record) -> dict[str, Any]:
+    """A table in a few numbers."""
+    both, ranks, checks = comparable(record), rankings(record), verdicts(record)
+    taus = [r["tau"] for r in ranks if r["tau"] is not None]
+    return {
+        "cells": len(record["cells"]), "measured": len(measured(record)), "compared": len(both),
+        "close": sum(bool(close(c)) for c in both),
+        "lines": len(ranks), "best_agrees": sum(r["agrees"] for r in ranks),
+        "tau": sum(taus) / len(taus) if taus else None,
+        "checks": len([c for c in checks if c["holds"] is not None]), "hold": sum(c["holds"] is True for c in checks),
+    }  # fmt: skip

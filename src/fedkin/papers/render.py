@@ -1,0 +1,430 @@
+"""Results on paper: Markdown, a page of HTML, the files in `results/`, and RESULTS.md made from them.
+
+`python -m fedkin.papers.render results RESULTS.md` writes RESULTS.md anew."""
+
+from __future__ import annotations
+
+import html as markup
+import json
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkin.errors import DataError, UsageError
+from fedkin.papers.compare import (
+    NOT_RUN,
+    Record,
+    close,
+    difference,
+    empty,
+    joined,
+    measured,
+    outline,
+    rankings,
+    summary,
+    verdicts,
+)
+from fedkin.papers.tables import NAMES, NO_DATA, Paper, Table, load_paper, table_names
+
+PROVENANCE = ("seeds", "command", "commit", "device")
+CELL_KEYS = ("row", "column", "metric", "unit", "lower", "paper", "ours", "std", "seeds", "values", "rounds",
+             "command", "commit", "device", "note")  # fmt: skip
+LACKING = (NO_DATA, *(f"{what} not there yet" for what in ("method", "model", "attack", "rule")))
+QUICK = "quick: far fewer rounds and samples; no number here means anything"
+
+
+# ------------------------------------------------------------ numbers as text
+
+
+def number(value: float | None, unit: str = "%") -> str:
+    if value is None:
+        return "–"
+    if unit in ("%", "times", "MiB"):
+        return f"{value:.2f}"
+    return f"{value:.0f}" if unit == "rounds" else f"{value:.4g}"
+
+
+def ours_of(cell: Record) -> str:
+    """Our number, ± its deviation; with a star if it is from a quick run."""
+    spread = f" ±{cell['std']:.2f}" if cell["std"] is not None else ""
+    star = "*" if cell.get("quick") else ""
+    return number(cell["ours"], cell["unit"]) + (spread + star if cell["ours"] is not None else "")
+
+
+def signed(gap: float | None, unit: str = "%") -> str:
+    if gap is None:
+        return ""
+    text = f"{gap:+.0f}" if unit == "rounds" else f"{gap:+.2f}"
+    return text.replace("-", "−")
+
+
+def mark(cell: Record) -> str:
+    """✓: close to the paper; ✗: not; nothing where there is no number to compare with."""
+    found = close(cell)
+    return "" if found is None else "✓ " if found else "✗ "
+
+
+def tau_text(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}".replace("-", "−")
+
+
+# ------------------------------------------------------------ Markdown
+
+
+def markdown(record: Record, level: int = 2, everything: bool = True) -> str:
+    """One table; `everything`: also rows and columns in which nothing was measured."""
+    lines = [f"{'#' * level} {record['title']}", ""]
+    if record["about"]:
+        lines += [wrapped(record["about"]), ""]
+    lines += [*_grid(record, everything), "", *(wrapped(text, "- ") for text in remarks(record))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def wrapped(text: str, bullet: str = "") -> str:
+    return textwrap.fill(text, 119, initial_indent=bullet, subsequent_indent=" " * len(bullet), break_on_hyphens=False,
+                         break_long_words=False)  # fmt: skip
+
+
+def remarks(record: Record) -> list[str]:
+    """What there is to say below a table: claims, rankings, notes, what is missing, where the numbers come from."""
+    ranks, checks = ([], []) if record["quick"] else (rankings(record), verdicts(record))
+    return [
+        *([f"*: {QUICK}."] if record["quick"] else []), *map(_verdict_text, checks),
+        *([_ranking_text(ranks)] if ranks else []), *_notes(record),
+        *(f"Not measured: {text}" for text in _unmeasured(record)), *_origins(record),
+    ]  # fmt: skip
+
+
+def _grid(record: Record, everything: bool) -> list[str]:
+    cells = {(c["row"], c["column"]): c for c in record["cells"]}
+    done = {k for k, c in cells.items() if c["ours"] is not None}
+    kept = set(cells) if everything else done
+    rows = [r["title"] for r in record["rows"] if any(k[0] == r["title"] for k in kept)]
+    columns = [c["title"] for c in record["columns"] if any(k[1] == c["title"] for k in kept)]
+    lines = ["| | " + " | ".join(map(_cell_text, columns)) + " |", "| --- |" + " ---: |" * len(columns)]
+    for row in rows:
+        shown = [_shown(cells[row, column]) if (row, column) in cells else "" for column in columns]
+        lines.append(f"| {_cell_text(row)} | " + " | ".join(shown) + " |")
+    return lines
+
+
+def _shown(cell: Record) -> str:
+    """Ours, the paper's, the difference."""
+    if cell["ours"] is None:
+        return f"– · {number(cell['paper'], cell['unit'])}" if cell["paper"] is not None else "–"
+    if cell["paper"] is None:
+        return ours_of(cell)
+    gap = signed(difference(cell), cell["unit"])
+    return f"{mark(cell)}{ours_of(cell)} · {number(cell['paper'], cell['unit'])} · {gap}"
+
+
+def _cell_text(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _verdict_text(verdict: dict[str, Any]) -> str:
+    if verdict["holds"] is None:
+        return f"Claim: {verdict['says']}: not tested yet."
+    if verdict["holds"]:
+        return f"Claim: {verdict['says']}: **holds** ({verdict['held']} of {verdict['of']} comparisons)."
+    where = "; ".join(verdict["broken"][:6]) + (" ..." if len(verdict["broken"]) > 6 else "")
+    return f"Claim: {verdict['says']}: **does not hold** in {len(verdict['broken'])} of {verdict['of']} ({where})."
+
+
+def _ranking_text(ranks: Sequence[dict[str, Any]]) -> str:
+    agree = sum(r["agrees"] for r in ranks)
+    taus = [r["tau"] for r in ranks if r["tau"] is not None]
+    mean = f"; Kendall's tau {tau_text(sum(taus) / len(taus))} on average" if taus else ""
+    other = [f"{r['line']}: {r['ours']} instead of {r['paper']}" for r in ranks if not r["agrees"]]
+    tail = f" ({'; '.join(other[:6])}{' ...' if len(other) > 6 else ''})" if other else ""
+    return f"Best of those measured is the paper's best in {agree} of {len(ranks)} lines{tail}{mean}."
+
+
+def _notes(record: Record) -> list[str]:
+    """What is worth saying about measured cells, each note once."""
+    found: dict[str, list[str]] = {}
+    for cell in measured(record):
+        if cell["note"]:
+            found.setdefault(cell["note"], []).append(f"{cell['row']}, {cell['column']}")
+    return [f"{'; '.join(places[:4])}{' ...' if len(places) > 4 else ''}: {note}" for note, places in found.items()]
+
+
+def _unmeasured(record: Record) -> list[str]:
+    """Why cells are empty: how many for which reason; what they lack is listed by name."""
+    reasons: Counter[str] = Counter()
+    names: dict[str, list[str]] = {}
+    for cell in record["cells"]:
+        if cell["ours"] is None:
+            reason, colon, rest = (cell["note"] or NOT_RUN).partition("; ")[0].partition(": ")
+            known = bool(colon) and reason in LACKING
+            reasons[reason if known else reason + colon + rest] += 1
+            if known and rest not in names.setdefault(reason, []):
+                names[reason].append(rest)
+    said = [f"{r}{': ' * (r in names)}{', '.join(names.get(r, []))} ({n})" for r, n in reasons.most_common()]
+    return [f"{'; '.join(said)}."] if said else []
+
+
+def _origins(record: Record) -> list[str]:
+    """Where the numbers come from: device, commit, seeds, command."""
+    groups = Counter((c["device"], c["commit"], len(c["seeds"]), c["rounds"]) for c in measured(record))
+    lines = []
+    for (device, commit, seeds, rounds), count in groups.most_common():
+        what = f"{count} cells" if count > 1 else "1 cell"
+        lines.append(f"{what}: {rounds} rounds, {seeds} seed{'s' * (seeds != 1)}, {device}, commit {commit}.")
+    commands = list(dict.fromkeys(c["command"] for c in measured(record)))
+    if commands:
+        whole = f"fedkin reproduce {record['paper']} {record['table']}{' --quick' if record['quick'] else ''}"
+        said = commands[0] if len(commands) == 1 else whole
+        lines.append(f"Again: `{said}`")
+    return lines
+
+
+# ------------------------------------------------------------ HTML
+
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1c2733;background:#fff}
+h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2.2rem}p,li{max-width:60rem}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}
+th,td{padding:.3rem .7rem;text-align:right;border-bottom:1px solid #d9e0e7;white-space:nowrap}
+th{white-space:normal}th:first-child{text-align:left}small{display:block;color:#5b6b7b}
+.close{background:#e4f4e8}.far{background:#fbe6e3}.none{color:#8a97a5}
+.quick{background:#fff3cd;padding:.5rem 1rem;border-left:4px solid #e0a800}
+@media (prefers-color-scheme:dark){body{color:#dbe3ea;background:#12181f}th,td{border-color:#2c3742}
+.close{background:#163a22}.far{background:#45201b}small,.none{color:#8fa0b0}.quick{background:#3b3212}}
+"""
+
+
+def html(records: Sequence[Record], title: str = "The papers' tables beside ours") -> str:
+    """A page that needs nothing else: no script, no font, no picture."""
+    how = ("In each cell ours (± standard deviation over seeds); below it the paper's number and the difference. "
+           "Green: within two points, or a fifth where it is no percentage.")  # fmt: skip
+    body = [f"<h1>{_safe(title)}</h1>", f"<p>{how}</p>"]
+    body += [part for record in records for part in _section(record)]
+    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_safe(title)}</title>'
+            f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>'
+            f"{''.join(body)}</body></html>\n")  # fmt: skip
+
+
+def _section(record: Record) -> Iterable[str]:
+    yield f"<h2>{_safe(record['title'])}</h2><p>{_safe(record['paper_title'])} ({_safe(record['cite'])})</p>"
+    if record["quick"]:
+        yield f'<p class="quick">{_safe(QUICK)}</p>'
+    if record["about"]:
+        yield f"<p>{_safe(record['about'])}</p>"
+    cells = {(c["row"], c["column"]): c for c in record["cells"]}
+    columns = [c["title"] for c in record["columns"] if any(k[1] == c["title"] for k in cells)]
+    yield "<table><tr><th></th>" + "".join(f"<th>{_safe(c)}</th>" for c in columns) + "</tr>"
+    for row in (r["title"] for r in record["rows"] if any(k[0] == r["title"] for k in cells)):
+        yield f"<tr><th>{_safe(row)}</th>" + "".join(_html_cell(cells.get((row, c))) for c in columns) + "</tr>"
+    yield "</table><ul>"
+    for text in remarks(record):
+        yield f"<li>{_safe(text.replace('**', '').replace('`', ''))}</li>"
+    yield "</ul>"
+
+
+def _html_cell(cell: Record | None) -> str:
+    if cell is None:
+        return "<td></td>"
+    paper = number(cell["paper"], cell["unit"])
+    if cell["ours"] is None:
+        return f'<td class="none" title="{_safe(cell["note"])}">–<small>{paper}</small></td>'
+    kind = {True: ' class="close"', False: ' class="far"', None: ""}[close(cell)]
+    below = f"{paper} &nbsp;{signed(difference(cell), cell['unit'])}" if cell["paper"] is not None else "no number"
+    return f'<td{kind} title="{_safe(cell["note"])}">{ours_of(cell)}<small>{below}</small></td>'
+
+
+def _safe(text: Any) -> str:
+    return markup.escape(str(text), quote=True)
+
+
+# ------------------------------------------------------------ the files in results/
+
+
+def save(records: Iterable[Record], folder: str | Path) -> list[Path]:
+    """Puts newly measured cells into results/<paper>/<table>.json; what was measured before stays."""
+    paths = []
+    for record in records:
+        if record["quick"]:
+            raise UsageError("--quick numbers mean nothing and are not saved: leave out --quick or --save")
+        paper = load_paper(record["paper"])
+        path = Path(folder) / record["paper"] / f"{record['table']}.json"
+        before = read(path) if path.exists() else None
+        _write(path, merged(paper, paper.table(record["table"]), before, record["cells"]))
+        paths.append(path)
+    return paths
+
+
+def merged(paper: Paper, table: Table, before: Record | None, new: Sequence[Record] = ()) -> Record:
+    """All cells of the table as it is defined now, with what was measured before and now."""
+    old = {(c["row"], c["column"]): c for c in (before or {}).get("cells", [])}
+    fresh = {(c["row"], c["column"]): c for c in new}
+    cells = []
+    for cell in table.cells:
+        at, blank = (cell.row, cell.column), empty(table, cell)
+        kept = next((c for c in (fresh.get(at), old.get(at)) if c is not None and c["ours"] is not None), None)
+        if kept is None:
+            told = next((c["note"] for c in (fresh.get(at), old.get(at)) if c is not None), "")
+            news = told.startswith(("failed", NO_DATA)) and blank["note"] == NOT_RUN  # not to be known from the table
+            cells.append({**blank, "note": told} if news else blank)
+        else:
+            note = kept["note"] if cell.note in kept["note"] else joined(cell.note, kept["note"])
+            now = {**{k: blank[k] for k in ("unit", "lower", "paper")}, "note": note}
+            cells.append({**{k: kept[k] for k in CELL_KEYS}, **now})
+    return {**outline(paper, table), "cells": cells}
+
+
+def refresh(folder: str | Path) -> list[Path]:
+    """Every table's file, made anew from its definition and what it holds: after a table or a method was added."""
+    paths = []
+    for name in NAMES:
+        paper = load_paper(name)
+        for table in paper.tables:
+            path = Path(folder) / name / f"{table.name}.json"
+            _write(path, merged(paper, table, read(path) if path.exists() else None))
+            paths.append(path)
+    return paths
+
+
+def read(path: Path) -> Record:
+    """A results file, checked: every measured cell says where it comes from, every other why it is empty."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        cells, table = record["cells"], record["table"]
+        for key in ("paper", "paper_title", "cite", "title", "rows", "columns", "checks", "methods", "kind"):
+            record[key]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{path} is no results file: {error!r}") from None
+    for cell in cells:
+        missing = [k for k in CELL_KEYS if k not in cell]
+        if missing:
+            raise DataError(f"{path}: a cell lacks {', '.join(missing)}")
+        lacking = [k for k in PROVENANCE if not cell[k]] if cell["ours"] is not None else []
+        if lacking or (cell["ours"] is None and not cell["note"]):
+            what = ", ".join(lacking) or "a note that says why it is empty"
+            raise DataError(f"{path}: {table} {cell['row']!r}, {cell['column']!r} lacks {what}")
+    return dict(record)
+
+
+def _write(path: Path, record: Record) -> None:
+    """One cell a line: differences between versions stay readable."""
+    head = {k: v for k, v in record.items() if k != "cells"}
+    lines = ",\n  ".join(json.dumps(_rounded(c), ensure_ascii=False) for c in record["cells"])
+    text = json.dumps(head, ensure_ascii=False, indent=1)[:-2] + f',\n "cells": [\n  {lines}\n ]\n}}\n'
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _rounded(cell: Record) -> Record:
+    def short(value: Any) -> Any:
+        return round(value, 4) if isinstance(value, float) else [short(v) for v in value] if isinstance(value, list) \
+            else value  # fmt: skip
+
+    return {k: short(v) for k, v in cell.items()}
+
+
+def read_all(folder: str | Path) -> list[Record]:
+    """All results files, in the order of the papers and their tables."""
+    found: list[Record] = []
+    for name in NAMES:
+        paths = (Path(folder) / name / f"{table}.json" for table in table_names(name))
+        found += [read(path) for path in paths if path.exists()]
+    return found
+
+
+# ------------------------------------------------------------ RESULTS.md
+
+
+def results_page(records: Sequence[Record]) -> str:
+    """The whole of RESULTS.md."""
+    tables = [r for r in records if r["kind"] == "table"]
+    claims = [r for r in records if r["kind"] == "claim"]
+    lines = [
+        "# Results on real data",
+        "",
+        "<!-- made by `python -m fedkin.papers.render results RESULTS.md` from the files in results/: edit those -->",
+        "",
+        "The papers' tables, run again. In each cell: ours (± standard deviation over seeds) · the paper's number ·",
+        "the difference; ✓ within two points (or a fifth, where it is no percentage), ✗ further off, – not measured.",
+        "A cell without ± is one run: differences of a point or less between methods mean nothing there.",
+        "",
+        "## At a glance",
+        "",
+        *_overview(tables),
+        "",
+    ]
+    if claims:
+        lines += ["| claim | holds |", "| --- | --- |"]
+        for record in claims:
+            lines += [f"| {_cell_text(record['title'])}: {_cell_text(v['says'])} | {_answer(v)} |"
+                      for v in verdicts(record)]  # fmt: skip
+        lines.append("")
+    for paper in dict.fromkeys(r["paper"] for r in records):
+        mine = [r for r in records if r["paper"] == paper]
+        lines += [f"## {mine[0]['paper_title']}", "", wrapped(f"{mine[0]['cite']}. {mine[0]['paper_about']}"), ""]
+        lines += [markdown(record, 3, everything=False) for record in mine if measured(record)]
+        idle = [r for r in mine if not measured(r)]
+        if idle:
+            said = (wrapped(f"{r['title']}: {_unmeasured(r)[0]}", "- ") for r in idle)
+            lines += ["Nothing measured yet:", "", *said, ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _answer(verdict: dict[str, Any]) -> str:
+    if verdict["holds"] is None:
+        return "not tested yet"
+    more = f", {verdict['unknown']} comparisons to go" if verdict["unknown"] else ""
+    return f"{'**yes**' if verdict['holds'] else '**no**'} ({verdict['held']} of {verdict['of']}{more})"
+
+
+def _overview(records: Sequence[Record]) -> list[str]:
+    sums = [(r, summary(r)) for r in records]
+    total = {k: sum(s[k] for _, s in sums) for k in ("cells", "measured", "lines", "best_agrees")}
+    compared = {_same(r, c): close(c) for r in records for c in measured(r) if close(c) is not None}
+    near, share = sum(map(bool, compared.values())), ""
+    if compared:
+        share = f" ({100 * near / len(compared):.0f} %)"
+    said = (f"**{near} of {len(compared)}** numbers that can be compared are close to the paper's{share}; a number "
+            "that a paper repeats in several tables counts once. The best of the measured methods is the paper's best "
+            f"in **{total['best_agrees']} of {total['lines']}** lines. {total['measured']} of {total['cells']} cells "
+            "are measured.")  # fmt: skip
+    lines = [
+        wrapped(said),
+        "",
+        "| table | measured | close | best method agrees | Kendall's tau | claims that hold |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for record, s in sums:
+        if s["measured"]:
+            best = f"{s['best_agrees']} of {s['lines']}" if s["lines"] else "–"
+            near_ = f"{s['close']} of {s['compared']}" if s["compared"] else "–"
+            claims = f"{s['hold']} of {s['checks']}" if s["checks"] else "–"
+            name, done = _cell_text(f"{record['paper']}, {record['title']}"), f"{s['measured']} of {s['cells']}"
+            lines.append(f"| {name} | {done} | {near_} | {best} | {tau_text(s['tau'])} | {claims} |")
+    idle = [f"{r['paper']} {r['table']}" for r, s in sums if not s["measured"]]
+    return [*lines, "", wrapped(f"Nothing measured yet: {', '.join(idle)}.")] if idle else lines
+
+
+def _same(record: Record, cell: Record) -> tuple[Any, ...]:
+    return (record["paper"], cell["metric"], cell["paper"], cell["commit"], *cell["values"])
+
+
+def write_results_page(folder: str | Path, page: str | Path) -> Path:
+    path = Path(page)
+    try:
+        path.write_text(results_page(read_all(folder)), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
+    return path
+
+
+if __name__ == "__main__":
+    source, target = (*sys.argv[1:], *("results", "RESULTS.md")[len(sys.argv) - 1 :])
+    write_results_page(source, target)

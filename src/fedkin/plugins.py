@@ -1,0 +1,138 @@
+"""Files of the user's own that register methods, attacks, rules: run when asked for by name, told apart by their hash.
+
+A plugin is code. It is only ever run because somebody gave its path; a run folder that names one is not believed."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.abc import SourceLoader
+from pathlib import Path
+from typing import Any
+
+from fedkin.config import Config
+from fedkin.errors import FedKinError, UsageError
+
+
+@dataclass(frozen=True)
+class Plugin:
+    path: str
+    sha256: str
+    names: tuple[str, ...]  # what it registered
+
+    def serves(self, config: Config) -> bool:
+        """Whether a run depends on it: one of its names stands somewhere in the settings."""
+        keys = ("method", "attack", "rule", "model", "data", "partition")
+        said = [getattr(config, k) or "" for k in keys] + [str(v) for v in config.options.values()]
+        return any(name in text for name in self.names for text in said)
+
+
+class _Source(SourceLoader):
+    """Runs exactly the bytes that were hashed; never a cached compilation."""
+
+    def __init__(self, path: str, content: bytes) -> None:
+        self._path, self._content = path, content
+
+    def get_filename(self, fullname: str) -> str:
+        return self._path
+
+    def get_data(self, path: str | bytes) -> bytes:
+        return self._content
+
+
+_loaded: dict[str, Plugin] = {}
+
+
+def load(path: str | Path) -> Plugin:
+    """Run a plugin file. What it raises is said with the line it came from."""
+    file = Path(path)
+    if file.suffix != ".py":
+        raise UsageError(f"plugin {str(path)!r}: a Python file (.py) of your own")
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"plugin {str(path)!r} cannot be read: {error.strerror or error}") from None
+    place = str(file.resolve())
+    sha = hashlib.sha256(content).hexdigest()
+    if place in _loaded and _loaded[place].sha256 == sha:
+        return _loaded[place]
+    before = [dict(r.items()) for r in _registries()]
+    name = f"fedkin_plugin_{file.stem}_{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_loader(name, _Source(place, content), origin=place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and docstrings look a class's module up here
+    try:
+        spec.loader.exec_module(module)
+    except FedKinError as error:
+        raise UsageError(f"plugin {str(path)!r}: {error}") from None
+    except Exception as error:
+        raise UsageError(f"plugin {str(path)!r} cannot be used: {_where(error, place)}") from error
+    now = [dict(r.items()) for r in _registries()]
+    names = [n for old, new in zip(before, now, strict=True) for n in new if new[n] is not old.get(n)]
+    _loaded[place] = Plugin(place, sha, tuple(names))
+    return _loaded[place]
+
+
+def loaded() -> list[Plugin]:
+    return list(_loaded.values())
+
+
+def used_by(config: Config) -> list[Plugin]:
+    return [p for p in _loaded.values() if p.serves(config)]
+
+
+def identity_of(config: Config) -> str:
+    """What a run is: its configuration, and the code of the plugins it depends on."""
+    used = sorted(p.sha256 for p in used_by(config))
+    plain = config.identity()
+    return hashlib.sha256("\n".join([plain, *used]).encode()).hexdigest() if used else plain
+
+
+def facts(config: Config) -> list[dict[str, str]]:
+    """For run.json."""
+    return [{"path": p.path, "sha256": p.sha256} for p in used_by(config)]
+
+
+def require(run: str, recorded: Any) -> None:
+    """Refuses to go on with a run whose plugins are not loaded, or are no longer what they were."""
+    entries = recorded if isinstance(recorded, Sequence) and not isinstance(recorded, str) else []
+    here = {p.sha256 for p in _loaded.values()}
+    for entry in entries:
+        sha = str(entry.get("sha256", "")) if isinstance(entry, Mapping) else ""
+        path = str(entry.get("path", ""))[:500] if isinstance(entry, Mapping) else ""
+        if sha in here:
+            continue
+        same_name = next((p for p in _loaded.values() if Path(p.path).name == Path(path).name), None)
+        if same_name is not None:
+            raise UsageError(
+                f"run {run!r} cannot go on: the plugin {path} changed since (sha256 {same_name.sha256[:12]} now, "
+                f"{sha[:12]} then); restore the file, or start a new run"
+            )
+        raise UsageError(
+            f"run {run!r} uses the plugin {path}: give it again, --plugin {path} (which runs that file's code)"
+        )
+
+
+def _registries() -> list[Mapping[str, Any]]:
+    from fedkin.data import PARTITIONS, SOURCES
+    from fedkin.methods import METHODS
+    from fedkin.models import MODELS
+    from fedkin.robust import ATTACKS, RULES
+
+    return [METHODS, ATTACKS, RULES, MODELS, PARTITIONS, SOURCES]
+
+
+def _where(error: Exception, place: str) -> str:
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == place]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{f'line {line}: ' if line else ''}{type(error).__name__}: {said}"
+
+
+__all__ = ["Plugin", "facts", "identity_of", "load", "loaded", "require", "used_by"]

@@ -1,0 +1,157 @@
+"""The metrics of a run in one SQLite file: six tables, one commit per round, readable while the run goes on."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkin.errors import DataError, unknown
+
+TABLES: dict[str, dict[str, str]] = {
+    "rounds": {
+        "round": "INTEGER", "final": "INTEGER", "micro": "REAL", "macro": "REAL", "worst_decile": "REAL",
+        "std": "REAL", "test_loss": "REAL", "train_loss": "REAL", "bytes_down": "INTEGER", "bytes_up": "INTEGER",
+        "seconds": "REAL", "participants": "INTEGER", "failed": "INTEGER", "removed": "INTEGER",
+        "client_steps": "INTEGER",
+    },
+    "clients": {
+        "round": "INTEGER", "final": "INTEGER", "client": "INTEGER", "name": "TEXT", "correct": "INTEGER",
+        "count": "INTEGER", "accuracy": "REAL", "loss": "REAL",
+    },
+    "exchanges": {
+        "id": "INTEGER", "round": "INTEGER", "phase": "TEXT", "asked": "INTEGER", "answered": "INTEGER",
+        "bytes_down": "INTEGER", "bytes_up": "INTEGER", "seconds": "REAL",
+    },
+    "traffic": {
+        "round": "INTEGER", "phase": "TEXT", "exchange": "INTEGER", "client": "INTEGER", "bytes_down": "INTEGER",
+        "bytes_up": "INTEGER", "seconds": "REAL",
+    },
+    "events": {"round": "INTEGER", "phase": "TEXT", "client": "INTEGER", "kind": "TEXT", "reason": "TEXT"},
+    "notes": {"round": "INTEGER", "name": "TEXT", "value": "TEXT"},
+}  # fmt: skip
+KEYS = {"rounds": "round, final", "clients": "round, final, client", "exchanges": "id"}
+MOST_ROWS = 20_000_000
+PATIENCE = 10.0  # seconds a reader waits for a commit
+BRIEF, LONG = 1.0, 60.0  # seconds a commit waits for readers: one that can be made up for, one that cannot
+
+
+def create(path: Path) -> None:
+    with sqlite3.connect(path) as base:
+        for name, columns in TABLES.items():
+            lines = [f"{c} {kind}" for c, kind in columns.items()]
+            if name == "exchanges":
+                lines[0] += " PRIMARY KEY"
+            elif name in KEYS:
+                lines.append(f"PRIMARY KEY ({KEYS[name]})")
+            base.execute(f"CREATE TABLE {name} ({', '.join(lines)})")
+    base.close()
+
+
+class Database:
+    """The writing end: rows gather in memory and are written by `commit`, all or none."""
+
+    def __init__(self, path: Path) -> None:
+        self._base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BRIEF,
+                                     isolation_level=None, check_same_thread=False)  # fmt: skip
+        self._base.execute("PRAGMA journal_mode=DELETE")
+        self._base.execute("PRAGMA synchronous=NORMAL")
+        self._waiting: dict[str, list[tuple[Any, ...]]] = {}
+
+    def add(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
+        width = len(TABLES[table])
+        found = [tuple(_plain(v) for v in row) for row in rows]
+        assert all(len(row) == width for row in found)
+        self._waiting.setdefault(table, []).extend(found)
+
+    def commit(self, must: bool = True) -> None:
+        """Write what has gathered. A reader in the way delays it to the next time, unless it `must` be now."""
+        if not any(self._waiting.values()):
+            return
+        end = time.monotonic() + LONG
+        while True:
+            try:
+                return self._commit()
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or (must and time.monotonic() > end):
+                    raise
+                if not must:
+                    return
+
+    def _commit(self) -> None:
+        self._base.execute("BEGIN IMMEDIATE")
+        try:
+            for table, rows in self._waiting.items():
+                self._base.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(TABLES[table]))})", rows)
+            self._base.execute("COMMIT")
+        except BaseException:
+            if self._base.in_transaction:
+                self._base.execute("ROLLBACK")
+            raise
+        self._waiting.clear()
+
+    def marks(self) -> dict[str, int]:
+        """How far each table is written: what a checkpoint remembers."""
+        return {t: self._base.execute(f"SELECT coalesce(max(rowid), 0) FROM {t}").fetchone()[0] for t in TABLES}
+
+    def rewind(self, marks: Mapping[str, int]) -> None:
+        """Forget what was written after these marks."""
+        self._waiting.clear()
+        self._base.execute("BEGIN IMMEDIATE")
+        for table in TABLES:
+            self._base.execute(f"DELETE FROM {table} WHERE rowid > ?", (marks[table],))
+        self._base.execute("COMMIT")
+
+    def close(self) -> None:
+        self._base.close()
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_table(
+    path: Path, name: str, where: Mapping[str, Any] | None = None, columns: Sequence[str] | None = None
+) -> dict[str, list[Any]]:
+    """A table's columns. The file may be anybody's: only plain tables of ours are read, and nothing is run."""
+    if name not in TABLES:
+        raise unknown("table", name, TABLES)
+    wanted = list(columns) if columns is not None else list(TABLES[name])
+    for column in [*wanted, *(where or {})]:
+        if column not in TABLES[name]:
+            raise unknown(f"column of {name}", column, TABLES[name])
+    if path.is_symlink() or not path.is_file():
+        raise DataError(f"{path} is missing or not a plain file")
+    conditions = " AND ".join(f"{c} IS ?" for c in where) if where else "1"
+    query = f"SELECT {', '.join(wanted)} FROM {name} WHERE {conditions} ORDER BY rowid LIMIT {MOST_ROWS}"
+    values = list((where or {}).values())
+    try:
+        try:
+            rows = _query(path, name, query, values, "ro")
+        except sqlite3.OperationalError as error:
+            if "readonly" not in str(error) and "unable to open" not in str(error):
+                raise
+            rows = _query(path, name, query, values, "rw")  # a commit was cut short: SQLite rolls it back first
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as the metrics of a run: {error}") from None
+    return {c: list(found) for c, found in zip(wanted, zip(*rows, strict=True) if rows else [()] * len(wanted),
+                                               strict=True)}  # fmt: skip
+
+
+def _query(path: Path, name: str, query: str, values: Sequence[Any], mode: str) -> list[tuple[Any, ...]]:
+    base = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=PATIENCE)
+    try:
+        base.execute("PRAGMA trusted_schema=OFF")
+        base.execute("PRAGMA query_only=ON")
+        kind = base.execute("SELECT type FROM sqlite_master WHERE name = ?", (name,)).fetchall()
+        if kind != [("table",)]:
+            raise DataError(f"{path} has no table {name!r}")
+        found = base.execute(f"SELECT name, hidden FROM pragma_table_xinfo('{name}')").fetchall()
+        if [(c, 0) for c in TABLES[name]] != found:
+            raise DataError(f"{path}: table {name!r} has other columns than a run's")
+        return base.execute(query, values).fetchall()
+    finally:
+        base.close()

@@ -1,0 +1,253 @@
+"""Runs that leave a folder: `start` one, `resume` one. What is computed is the same as without."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkin import __version__, plugins
+from fedkin.compute.together import Stopped
+from fedkin.config import Config, make_config
+from fedkin.data import Dataset, Split
+from fedkin.errors import DataError, FedKinError, UsageError
+from fedkin.methods import METHODS
+from fedkin.rounds import Job, Listener, Result, RoundRecord, drive, prepare
+from fedkin.track import checkpoint, database
+from fedkin.track.catalogue import runs_folder
+from fedkin.track.checkpoint import DiskFull
+from fedkin.track.folder import CHECKPOINTS, METRICS, RunFolder
+from fedkin.track.recorder import Recorder, fingerprint
+from fedkin.track.sinks import Sinks
+
+Say = Callable[[str], None]
+SHARED = ("chooser", "sources")  # what runs that train together have in common, and no part of what they are
+
+
+class Interrupted(FedKinError):
+    """A run was asked to stop and did so after a round. `exit_code`: 130 after Ctrl-C, 143 after SIGTERM."""
+
+    def __init__(self, text: str, run: Path, number: int) -> None:
+        super().__init__(text)
+        self.run, self.exit_code = run, 128 + number
+
+
+def start(
+    config: Config,
+    *,
+    on_event: Listener | None = None,
+    loaded: tuple[Dataset, Split] | None = None,
+    signals: bool = False,
+    say: Say | None = None,
+    stop: Stop | None = None,
+    sinks: Sinks | None = None,
+    **given: Any,
+) -> Result:
+    """Run to the end in a new folder under the configuration's `runs_dir`; the result's `run` is its path.
+
+    `loaded`: the data the configuration names, where they are in memory already. `given`: see `rounds.prepare`; what
+    is given as a Python object has to be given again to resume. `signals`: Ctrl-C and SIGTERM stop after a round.
+    `stop`: what to heed instead, for several runs that stop together. `sinks`: who else hears of the run."""
+    data = {"data": loaded} if loaded is not None else {}
+    job = prepare(config, **{**data, **given})
+    with Recorder.create(runs_folder(config.runs_dir), job, config, _objects(config, given)) as recorder:
+        recorder.attach(job)
+        return follow(job, recorder, on_event, signals, say, stop, sinks)
+
+
+def resume(
+    run: RunFolder,
+    *,
+    on_event: Listener | None = None,
+    signals: bool = False,
+    say: Say | None = None,
+    stop: Stop | None = None,
+    sinks: Sinks | None = None,
+    **given: Any,
+) -> Result:
+    """Go on from the newest sound checkpoint to the result that an uninterrupted run has; of a finished run, only the
+    result. `say` hears what is worth knowing: damaged checkpoints, other versions."""
+    info, tell = run.info, say or (lambda text: None)
+    missing = [name for name in info.objects if name not in given]
+    if missing:
+        raise UsageError(
+            f"run {info.id!r} was given its {', '.join(missing)} as Python objects, which are not in its folder: "
+            f"resume it from Python, fedkin.api.resume({info.id!r}, {', '.join(f'{m}=...' for m in missing)})"
+        )
+    plugins.require(info.id, info.raw.get("plugins"))
+    config = make_config({**(info.given or info.config), "runs_dir": str(info.path.parent)})
+    with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder:
+        job = prepare(config, **given)
+        _check_same(job, run)
+        _check_versions(run, tell)
+        marks = _restore(job, run, tell)
+        if info.status == "finished":
+            if not job.finished:
+                raise DataError(f"run {info.id!r} is finished, but the models in its last checkpoint are gone")
+            return replace(job.result(), run=str(info.path))
+        recorder.resumed(job.fed.round)
+        recorder.attach(job, marks)
+        return follow(job, recorder, on_event, signals, say, stop, sinks)
+
+
+def _objects(config: Config, given: dict[str, Any]) -> list[str]:
+    known = given.get("method") is not None and dict(METHODS.items()).get(config.method) is given["method"]
+    skipped = {*SHARED, *(["method"] if known else [])}
+    return sorted(name for name, value in given.items() if value is not None and name not in skipped)
+
+
+# ---------------------------------------------------------------- from start or checkpoint to the end
+
+
+def follow(
+    job: Job, recorder: Recorder, on_event: Listener | None = None, signals: bool = False, say: Say | None = None,
+    heed: Stop | None = None, sinks: Sinks | None = None,
+) -> Result:  # fmt: skip
+    """A job to its end, written down by a recorder that listens to it; however it ends, the folder says so."""
+    tell = say or (lambda text: None)
+    stop, others = heed or Stop(tell), sinks or Sinks([])
+
+    def after(job: Job, record: RoundRecord | None) -> None:
+        stopping = stop.number is not None and not job.finished
+        recorder.after_round(job, record, save=stopping)
+        others.round(job, record)
+        if stopping and stop.number is not None:
+            done = f"stopped after round {job.fed.round} of {job.config.rounds}"
+            raise Interrupted(done, recorder.folder, stop.number)
+
+    try:
+        others.start(job, recorder.folder, tell)
+        with stop.listening(signals):
+            result = drive(job, on_event, after)
+        result = replace(result, run=str(recorder.folder))
+        recorder.finished(result)
+        others.finish(result)
+        return result
+    except Interrupted as error:
+        recorder.stopped("interrupted", error)
+        raise
+    except (KeyboardInterrupt, Stopped) as error:
+        recorder.stopped("interrupted", f"in round {job.fed.round + 1}")
+        if not signals:
+            raise
+        text = f"stopped in round {job.fed.round + 1} of {job.config.rounds}, which will be done again,"
+        raise Interrupted(text, recorder.folder, stop.number or signal.SIGINT) from error
+    except DiskFull as error:
+        kept = next(iter(checkpoint.names(recorder.folder / CHECKPOINTS)), None)
+        last = f"the checkpoint {kept} is kept" if kept else "no checkpoint had been written yet"
+        full = DiskFull(f"{error}; {last}. Make room, then: fedkin resume {recorder.folder.name}")
+        recorder.stopped("failed", full)
+        raise full from error
+    except BaseException as error:
+        recorder.stopped("failed", error)
+        raise
+    finally:
+        others.close()
+
+
+class Stop:
+    """Ctrl-C and SIGTERM ask for a stop after the round; a second one stops now."""
+
+    def __init__(self, say: Say) -> None:
+        self.number: int | None = None
+        self._say = say
+
+    @contextmanager
+    def listening(self, wanted: bool) -> Iterator[None]:
+        if not wanted or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(kind, self._hear) for kind in kinds]
+        try:
+            yield
+        finally:
+            for kind, handler in zip(kinds, before, strict=True):
+                signal.signal(kind, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number
+        name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+        with suppress(RuntimeError):  # the signal came in the middle of writing a line
+            self._say(f"{name}: stopping after this round; once more to quit now")
+
+
+# ---------------------------------------------------------------- back to where it was
+
+
+def _check_same(job: Job, run: RunFolder) -> None:
+    before, now = run.info.prepared, job.prepared
+    if before.get("split_hash") != now.split_hash:
+        raise DataError(
+            f"run {run.info.id!r} cannot go on: its data or their split changed (split {now.split_hash[:12]} now, "
+            f"{str(before.get('split_hash'))[:12]} then); restore the data, or start a new run"
+        )
+    if before.get("parameters") != now.parameters:
+        raise DataError(f"run {run.info.id!r} cannot go on: the model has {now.parameters} parameters, not "
+                        f"{before.get('parameters')} as then")  # fmt: skip
+    known = before.get("data_hash")
+    if known is not None and known != fingerprint(job):
+        raise DataError(f"run {run.info.id!r} cannot go on: the samples of {job.config.data!r} changed since it began")
+
+
+def _check_versions(run: RunFolder, say: Say) -> None:
+    then = run.info.environment
+    now = {"fedkin": __version__, "torch": torch.__version__}
+    other = [f"{k} {then.get(k)} then, {v} now" for k, v in now.items() if then.get(k) not in (None, v)]
+    if other:
+        say(f"other versions ({'; '.join(other)}): the result may differ in the last digits")
+
+
+def _restore(job: Job, run: RunFolder, say: Say) -> dict[str, int]:
+    """Put the job into the newest sound state there is; returns where its tables ended then."""
+    folder, device = run.path / CHECKPOINTS, job.site.source.device
+    samples = np.array([len(p) for p in job.site.parts["train"]], np.int64)
+    reached = _reached(run, say)
+    for name in checkpoint.names(folder):
+        try:
+            state = checkpoint.load(folder, name, device, samples)
+            marks = {t: int(state["marks"][t]) for t in database.TABLES}
+            if any(reached[t] < marks[t] for t in marks):
+                raise DataError("the metrics database misses rows that it had then")
+        except (DataError, KeyError, TypeError, ValueError) as error:
+            say(f"checkpoint {name} is damaged ({error}): going back to the one before")
+            checkpoint.remove(folder, name)
+            continue
+        try:
+            job.restore(state["job"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"checkpoint {name} does not fit this version ({error}): start a new run") from None
+        checkpoint.tidy(folder)
+        return marks
+    say("no sound checkpoint: starting again from the first round")
+    checkpoint.tidy(folder)
+    return dict.fromkeys(database.TABLES, 0)
+
+
+def _reached(run: RunFolder, say: Say) -> dict[str, int]:
+    """How far the tables go; a damaged database is begun anew, and then no checkpoint fits it."""
+    path = run.path / METRICS
+    try:
+        base = database.Database(path)
+        try:
+            return base.marks()
+        finally:
+            base.close()
+    except sqlite3.Error as error:
+        say(f"the metrics database is damaged ({error}): it is begun anew")
+        for left in (path, Path(f"{path}-journal")):
+            with suppress(FileNotFoundError):
+                left.unlink()
+        database.create(path)
+        return dict.fromkeys(database.TABLES, 0)

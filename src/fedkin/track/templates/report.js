@@ -1,0 +1,79 @@
+"use strict";
+// The collaboration matrix: a slider over rounds, drawn from one byte a weight; arrow keys walk over the cells.
+const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+const colours = bytes(JSON.parse(document.getElementById("palette").textContent));
+const LEFT = 92, BOTTOM = 104, SIDE = 560, SCALE = 78;
+
+function slider(box) {
+  const data = JSON.parse(box.querySelector("script").textContent), n = data.names.length;
+  const frames = data.frames.map(bytes), range = box.querySelector("input"), canvas = box.querySelector("canvas");
+  const [shown, said] = [box.querySelector("output"), box.querySelector(".said")];
+  const pen = canvas.getContext("2d"), sharp = Math.max(2, Math.ceil(window.devicePixelRatio || 1));
+  let row = -1, column = -1;
+  const width = LEFT + SIDE + SCALE;
+  canvas.width = width * sharp; canvas.height = (SIDE + BOTTOM) * sharp; canvas.style.width = width + "px";
+
+  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
+  const short = (name) => (name.length > 13 ? name.slice(0, 12) + "…" : name);
+
+  const colour = (v) => `rgb(${colours[3 * v]}, ${colours[3 * v + 1]}, ${colours[3 * v + 2]})`;
+
+  function draw() {
+    const frame = frames[range.value], cell = SIDE / n, step = Math.ceil(n / 30);
+    const none = style("--soft");
+    pen.setTransform(sharp, 0, 0, sharp, 0, 0);
+    pen.clearRect(0, 0, canvas.width, canvas.height);
+    for (let i = 0; i < n; i++) for (let j = 0; j < n; j++) {
+      const v = frame[i * n + j];
+      pen.fillStyle = v === 255 ? none : colour(v);
+      pen.fillRect(LEFT + j * cell, 4 + i * cell, cell + 0.3, cell + 0.3);
+    }
+    pen.fillStyle = style("--ink"); pen.font = "11px system-ui, sans-serif"; pen.textBaseline = "middle";
+    for (let i = 0; i < n; i += step) {
+      const at = 4 + (i + 0.5) * cell;
+      pen.textAlign = "right";
+      pen.fillText(short(data.names[i]), LEFT - 6, at);
+      pen.save(); pen.translate(LEFT - 4 + at, SIDE + 10); pen.rotate(-Math.PI / 3); pen.fillText(short(data.names[i]), 0, 0); pen.restore();
+    }
+    pen.textAlign = "center"; pen.fillText("learns from", LEFT + SIDE / 2, SIDE + BOTTOM - 10);
+    for (let v = 0; v < 255; v++) {
+      pen.fillStyle = colour(v);
+      pen.fillRect(LEFT + SIDE + 14, 4 + SIDE * (1 - (v + 1) / 255), 14, SIDE / 255 + 0.5);
+    }
+    pen.fillStyle = style("--ink"); pen.textAlign = "left";
+    for (const part of [0, 0.25, 0.5, 0.75, 1])
+      pen.fillText((part * data.most).toPrecision(2), LEFT + SIDE + 33, Math.max(10, 4 + SIDE * (1 - part)));
+    if (row >= 0) {
+      pen.strokeStyle = style("--c1"); pen.lineWidth = 2;
+      pen.strokeRect(LEFT + column * cell, 4 + row * cell, cell, cell);
+      const v = frame[row * n + column];
+      const weight = v === 255 ? "not in this round" : (v / 254 * data.most).toPrecision(2);
+      said.textContent = `${data.names[row]} learns from ${data.names[column]}: ` +
+        (v === 254 ? "at least " : "") + weight;
+    }
+    shown.textContent = "round " + data.rounds[range.value];
+    range.setAttribute("aria-valuetext", shown.textContent);
+  }
+
+  function point(i, j) {
+    [row, column] = [Math.min(n - 1, Math.max(0, i)), Math.min(n - 1, Math.max(0, j))];
+    draw();
+  }
+  range.max = frames.length - 1; range.value = frames.length - 1;
+  range.addEventListener("input", draw);
+  canvas.addEventListener("pointermove", (event) => {
+    const area = canvas.getBoundingClientRect(), scale = width / area.width;
+    const j = Math.floor(((event.clientX - area.left) * scale - LEFT) / SIDE * n);
+    const i = Math.floor(((event.clientY - area.top) * scale - 4) / SIDE * n);
+    if (i >= 0 && j >= 0 && i < n && j < n && (i !== row || j !== column)) point(i, j);
+  });
+  canvas.addEventListener("keydown", (event) => {
+    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (move) { event.preventDefault(); point(row + move[0], column + move[1]); }
+  });
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  box.classList.add("ready");
+  draw();
+}
+
+document.querySelectorAll(".slider").forEach(slider);

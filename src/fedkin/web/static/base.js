@@ -1,0 +1,95 @@
+// What every page shares: making elements, asking the server, and writing numbers for people.
+// Text from a run goes through textContent or attributes only, so that it can never become markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+export const make = (name, attributes = {}, ...children) =>
+  fill(document.createElement(name), attributes, children);
+
+export const draw = (name, attributes = {}, ...children) =>
+  fill(document.createElementNS(SVG, name), attributes, children);
+
+export const byId = (id) => document.getElementById(id);
+
+export const runPath = (id) => `/run/${encodeURIComponent(id)}`;
+export const apiPath = (id, rest = "") => `/api/runs/${encodeURIComponent(id)}${rest}`;
+
+export async function ask(path) {
+  const answer = await fetch(path, { headers: { Accept: "application/json" } });
+  const body = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(body.error || `the server answered ${answer.status}`);
+  return body;
+}
+
+// Runs a loader and shows in words what went wrong, in the place where its content would have been.
+export async function shown(host, load) {
+  try {
+    return await load();
+  } catch (error) {
+    host.replaceChildren(make("p", { class: "problem", role: "alert" }, error.message));
+    return null;
+  }
+}
+
+export const known = (value) => typeof value === "number" && Number.isFinite(value);
+
+export const percent = (value) => (known(value) ? value.toFixed(2) : "–");
+
+export const plain = (value) =>
+  !known(value) ? "–" : Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(4)));
+
+export function size(count) {
+  if (!known(count)) return "–";
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (count < 999.5) return `${unit === "B" || count >= 100 ? count.toFixed(0) : count.toFixed(1)} ${unit}`;
+    count /= 1000;
+  }
+  return `${count.toFixed(1)} TB`;
+}
+
+export function seconds(value) {
+  if (!known(value)) return "–";
+  if (value < 0.1) return `${(1000 * value).toFixed(1)} ms`;
+  if (value < 100) return `${value.toFixed(1)} s`;
+  const whole = Math.round(value);
+  const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
+  return hours ? `${hours} h ${String(minutes).padStart(2, "0")} min` : `${minutes} min ${whole % 60} s`;
+}
+
+export function when(text) {
+  const date = new Date(text);
+  if (Number.isNaN(date.getTime())) return String(text ?? "–");
+  return `${date.toISOString().slice(0, 10)} ${date.toISOString().slice(11, 16)}`;
+}
+
+// Any value of a configuration, in one line.
+export function brief(value) {
+  if (value === null || value === undefined) return "–";
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+export const badge = (status) => make("span", { class: `badge ${String(status).replace(/[^a-z]/g, "")}` }, String(status));
+
+// A table from head cells and rows of cells; numbers are right-aligned. A cell is text, a number's text, or a node.
+export function table(caption, head, rows) {
+  const numeric = head.map((cell) => typeof cell === "object" && cell.number);
+  const names = head.map((cell) => (typeof cell === "object" ? cell.name : cell));
+  return make(
+    "table",
+    {},
+    make("caption", { class: "unseen" }, caption),
+    make("thead", {}, make("tr", {}, names.map((name, i) => make("th", { scope: "col", class: numeric[i] ? "number" : null }, name)))),
+    make("tbody", {}, rows.map((row) =>
+      make("tr", {}, row.map((cell, i) => make("td", { class: numeric[i] ? "number" : null }, cell ?? "–"))))),
+  );
+}

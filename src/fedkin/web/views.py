@@ -1,0 +1,271 @@
+"""What the pages show, as plain values: from run folders that may be anybody's to JSON of a bounded size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkin.errors import DataError, FedKinError, UsageError
+from fedkin.track.catalogue import Broken, Catalogue
+from fedkin.track.database import TABLES
+from fedkin.track.folder import METRICS, REPORT, RunFolder, RunInfo
+from fedkin.web.figures import MOST_CLIENTS, split_page
+from fedkin.web.metrics import MOST_ROWS, select
+from fedkin.web.values import Row, clean, columns, number, record, text
+
+MOST_RUNS = 1000  # in one answer
+MOST_COMPARED = 24
+FACETS = ("method", "data", "status", "attack")
+SETTINGS_ASIDE = ("options", "runs_dir", "checkpoint_every", "device", "data_dir", "way", "chunk")
+CURVES = ("round", "micro", "macro", "worst_decile", "std", "test_loss", "train_loss", "bytes_down", "bytes_up",
+          "seconds", "participants", "failed", "removed")  # fmt: skip
+ACCURACIES = ("micro", "macro", "worst_decile", "std")
+
+
+def part(info: RunInfo, *keys: str) -> Any:
+    """A value inside the result, or inside what is known of a run under way."""
+    for found in (info.result, info.progress):
+        value: Any = found
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is not None:
+            return value
+    return None
+
+
+# ---------------------------------------------------------------- the list
+
+
+def summary(info: RunInfo) -> Row:
+    """One line of the list."""
+    config = info.config
+    accuracy = part(info, "accuracy")
+    parts = accuracy if isinstance(accuracy, Mapping) else {}
+    sent = [number(part(info, "bytes", way)) for way in ("down", "up")]
+    return {
+        "id": info.id,
+        "status": info.status,
+        **{k: text(config.get(k), 120) for k in ("method", "data", "partition", "attack", "rule")},
+        "clients": len(info.names) or number(info.prepared.get("clients")),
+        "seed": number(config.get("seed")),
+        "rounds": number(info.rounds_done),
+        "rounds_total": number(config.get("rounds")),
+        **{k: number(parts.get(k)) for k in ACCURACIES},
+        "bytes": None if None in sent else sum(n for n in sent if n is not None),
+        "seconds": number(part(info, "seconds")),
+        "created": text(info.created, 40),
+    }
+
+
+def listing(
+    catalogue: Catalogue, wanted: Mapping[str, str | None], words: str, sort: str, up: bool, offset: int, limit: int
+) -> Row:
+    """The runs that fit, a page of them, and what there is to filter by."""
+    entries = catalogue.entries()
+    rows = [summary(e) for e in entries if isinstance(e, RunInfo)]
+    broken = [{"name": text(e.name, 100), "reason": text(e.reason)} for e in entries if isinstance(e, Broken)]
+    facets = {k: sorted({row[k] for row in rows})[:200] for k in FACETS}
+    fits = [row for row in rows if all(row[k] == v for k, v in wanted.items() if v)]
+    for word in words.lower().split():
+        fits = [row for row in fits if word in " ".join(str(v) for v in row.values()).lower()]
+    if rows and sort not in rows[0]:
+        raise UsageError(f"sort={sort[:40]!r}: sort by {', '.join(rows[0])}")
+    fits.sort(key=lambda row: row["id"])
+    known = [row for row in fits if row[sort] is not None]
+    unknown = [row for row in fits if row[sort] is None]  # last, whichever way
+    known.sort(key=lambda row: row[sort], reverse=not up)
+    page = [*known, *unknown][offset : offset + min(limit, MOST_RUNS)]
+    running = sum(row["status"] == "running" for row in rows)
+    return {"all": len(rows), "total": len(fits), "offset": offset, "runs": page, "facets": facets,
+            "broken": broken[:100], "running": running}  # fmt: skip
+
+
+# ---------------------------------------------------------------- one run
+
+
+def rounds_after(folder: Path, round: int = -1, final: int = 1, limit: int = MOST_ROWS) -> list[tuple[Any, ...]]:
+    """Rows (final, *CURVES) of the rounds table that come after this one, in order."""
+    return select(folder, f"final, {', '.join(CURVES)}", "rounds",
+                  "WHERE round > ? OR (round = ? AND final > ?) ORDER BY round, final",
+                  (round, round, final), limit)  # fmt: skip
+
+
+def curves(folder: Path) -> tuple[dict[str, list[Any]], Row | None]:
+    """The rounds column by column, and the state after the method's last word, if it had one."""
+    try:
+        rows = rounds_after(folder)
+    except DataError:
+        if (folder / METRICS).exists():
+            raise
+        rows = []  # so early that there is no file yet
+    final = [row[1:] for row in rows if row[0]][-1:]
+    ending = {k: v[0] for k, v in columns(CURVES, final).items()} if final else None
+    return columns(CURVES, [row[1:] for row in rows if not row[0]]), ending
+
+
+def run_page(run: RunFolder) -> Row:
+    info = run.info
+    rounds, final = curves(info.path)
+    noted = _noted(info.path)
+    return {
+        **summary(info),
+        "updated": text(info.updated, 40),
+        "error": None if info.error is None else text(info.error, 5000),
+        "rounds_done": number(info.rounds_done),
+        "config": clean({k: v for k, v in info.config.items() if k != "options"}),
+        "options": clean(info.options),
+        "environment": clean(info.environment),
+        "prepared": clean(info.prepared),
+        "identity": text(info.identity, 80),
+        "malicious": info.malicious[:MOST_CLIENTS],
+        "names": [text(n, 80) for n in info.names[:MOST_CLIENTS]],
+        "best": clean(part(info, "best")),
+        "detection": clean(part(info, "detection")),
+        "curves": rounds,
+        "final": final,
+        "notes": noted,
+        "report": (info.path / REPORT).is_file(),
+    }
+
+
+def _noted(folder: Path) -> list[Row]:
+    if not (folder / METRICS).exists():
+        return []
+    rows = select(folder, "name, count(*), min(round), max(round), sum(length(value))", "notes",
+                  "GROUP BY name ORDER BY name", most=200)  # fmt: skip
+    return [{"name": text(n, 80), "count": c, "first": a, "last": b, "characters": s} for n, c, a, b, s in rows]
+
+
+def table_page(run: RunFolder, name: str, where: Mapping[str, int | None], offset: int, limit: int) -> Row:
+    """Rows of a table, as they are."""
+    if name not in TABLES or name == "notes":
+        raise UsageError(f"table {name[:40]!r}: there are {', '.join(t for t in TABLES if t != 'notes')}; and /notes")
+    asked = {k: v for k, v in where.items() if v is not None}
+    for key in asked:
+        if key not in TABLES[name]:
+            raise UsageError(f"table {name!r} has no column {key!r}")
+    conditions = " AND ".join(f"{k} = ?" for k in asked) or "1"
+    rows = select(run.path, ", ".join(TABLES[name]), name, f"WHERE {conditions} ORDER BY rowid",
+                  list(asked.values()), limit + 1, offset)  # fmt: skip
+    return {"columns": columns(list(TABLES[name]), rows[:limit]), "offset": offset, "more": len(rows) > limit}
+
+
+def clients_page(run: RunFolder, offset: int, limit: int) -> Row:
+    """Every client as it stands: accuracy in the newest evaluated round, traffic and events so far."""
+    folder, info = run.path, run.info
+    kept, sums = ("client", "name", "accuracy", "loss", "correct", "count"), ("bytes_down", "bytes_up", "seconds")
+    newest = select(folder, "round, final", "clients", "ORDER BY round DESC, final DESC", most=1)
+    rows = newest and select(folder, ", ".join(kept), "clients", "WHERE round = ? AND final = ? ORDER BY client",
+                             newest[0], min(limit, MOST_CLIENTS), offset)  # fmt: skip
+    totals = ", ".join(f"sum({k})" for k in sums)
+    traffic = {row[0]: row[1:] for row in select(folder, f"client, {totals}", "traffic", "GROUP BY client")}
+    events: dict[Any, dict[str, int]] = {}
+    for client, kind, count in select(folder, "client, kind, count(*)", "events", "GROUP BY client, kind"):
+        events.setdefault(client, {})[text(kind, 40)] = count
+    truth = set(info.malicious)
+    return {
+        "round": number(newest[0][0]) if newest else None,
+        "total": len(info.names),
+        "clients": [
+            {**record(kept, row), **record(sums, traffic.get(row[0], (None,) * 3)),
+             "malicious": row[0] in truth, "events": events.get(row[0], {})}
+            for row in rows
+        ],
+    }  # fmt: skip
+
+
+def client_page(run: RunFolder, client: int) -> Row:
+    info, folder = run.info, run.path
+    clients = len(info.names)
+    if not 0 <= client < clients:
+        raise UsageError(f"client {client}: this run has clients 0 to {clients - 1}")
+    kept = ("round", "final", "accuracy", "loss", "correct", "count")
+    rows = select(folder, ", ".join(kept), "clients", "WHERE client = ? ORDER BY round, final", (client,))
+    traffic = select(folder, "round, sum(bytes_down), sum(bytes_up), sum(seconds)", "traffic",
+                     "WHERE client = ? GROUP BY round ORDER BY round", (client,))  # fmt: skip
+    events = select(folder, "round, phase, kind, reason", "events", "WHERE client = ? ORDER BY rowid", (client,), 1000)
+    macro = select(folder, "round, macro", "rounds", "WHERE final = 0 ORDER BY round")
+    sums = [_running(number(row[i]) or 0 for row in traffic) for i in (1, 2, 3)]
+    try:
+        held = split_page(run)
+        classes = [{"name": name, "count": n} for name, n in zip(held["classes"], held["counts"][client], strict=True)]
+        problem = None
+    except FedKinError as error:
+        classes, problem = [], text(error, 300)
+    return {
+        "client": client,
+        "clients": clients,
+        "name": text(info.names[client], 80),
+        "malicious": client in info.malicious,
+        "removed": next((number(row[0]) for row in events if row[2] == "removed"), None),
+        "series": columns(kept, rows),
+        "macro_round": [number(row[0]) for row in macro],
+        "macro": [number(row[1]) for row in macro],
+        "traffic": {"round": [number(row[0]) for row in traffic], "bytes_down": sums[0], "bytes_up": sums[1]},
+        **{k: s[-1] if s else 0 for k, s in zip(("bytes_down", "bytes_up", "seconds"), sums, strict=True)},
+        "events": [record(("round", "phase", "kind", "reason"), row) for row in events],
+        "classes": classes,
+        "classes_problem": problem,
+    }
+
+
+def _running(values: Iterable[float]) -> list[float]:
+    sums: list[float] = []
+    for value in values:
+        sums.append((sums[-1] if sums else 0) + value)
+    return sums
+
+
+# ---------------------------------------------------------------- several runs
+
+
+def compare_page(runs: Sequence[RunFolder]) -> Row:
+    """The curves of several runs, and the settings in which they differ."""
+    infos = [run.info for run in runs]
+    resolved = [_settings(info, info.config) for info in infos]
+    settings = [_settings(info, info.given or info.config) for info in infos]  # by which people tell them apart
+    keys = list(dict.fromkeys(k for s in resolved for k in s))
+    differing = [k for k in keys if any(s.get(k) != resolved[0].get(k) for s in resolved)]
+    lines = []
+    for run, own in zip(runs, settings, strict=True):
+        line = summary(run.info)
+        line["rounds_done"] = line["rounds"]
+        line["rounds"], line["final"] = curves(run.path)
+        line["best_round"] = number(part(run.info, "best", "round"))
+        line["label"], line["group_label"] = _label(own, settings), _label(own, settings, ("seed",))
+        line["group"] = json.dumps({k: v for k, v in own.items() if k != "seed"}, sort_keys=True)
+        lines.append(line)
+    if len({line["label"] for line in lines}) < len(lines):
+        for line in lines:
+            line["label"] = f"{line['label']} ({line['id'][-4:]})"
+    splits = {str(info.prepared.get("split_hash"))[:80] for info in infos}
+    diff = [{"key": k, "values": [s.get(k) for s in resolved]} for k in differing]
+    return {"runs": lines, "diff": diff, "same_split": len(splits) == 1}
+
+
+def _settings(info: RunInfo, config: Mapping[str, Any]) -> dict[str, Any]:
+    config = clean({k: v for k, v in config.items() if k not in SETTINGS_ASIDE})
+    options: dict[str, Any] = clean(info.options)
+    return {**config, **{f"options.{k}": v for k, v in options.items()}}
+
+
+TELLING = ("data", "partition", "clients", "attack", "malicious", "rule", "seed")
+"""Settings by which people tell runs apart, before all others."""
+
+
+def _telling(key: str) -> tuple[bool, int]:
+    return key.startswith("options."), TELLING.index(key) if key in TELLING else len(TELLING)
+
+
+def _label(own: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], aside: Sequence[str] = ()) -> str:
+    """The method, and the settings that tell this run from the others; its options from others of the method."""
+
+    def differs(key: str) -> bool:
+        peers = [s for s in settings if s.get("method") == own.get("method") or not key.startswith("options.")]
+        return any(s.get(key) != own[key] for s in peers)
+
+    told = [k for k in sorted(own, key=_telling) if k not in ("method", *aside) and own[k] is not None and differs(k)]
+    parts = (f"{k.removeprefix('options.')}={text(own[k], 30)}" for k in told[:3])
+    return text(" · ".join([text(own.get("method"), 40), *parts]), 120)

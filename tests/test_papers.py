@@ -1,0 +1,769 @@
+"""The papers' tables as data, the plans made from them, running and resuming, and what is written down."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import kendalltau
+from typer.testing import CliRunner
+
+from fedkin.cli import app
+from fedkin.config import Config
+from fedkin.errors import DataError, UsageError
+from fedkin.methods import METHODS
+from fedkin.papers import compare, render
+from fedkin.papers.metrics import METRICS, Outcome, Point, Traces, facts, value_of
+from fedkin.papers.plan import Data, Plan, calibrate, make_plan, quick
+from fedkin.papers.reproduce import Ledger, Session, batches, commit, from_folder, reproduce, run_cells, trained
+from fedkin.papers.tables import NAMES, Paper, canonical, forget, load_file, load_paper, parse
+from fedkin.track.folder import RunFolder
+
+ROOT = Path(__file__).parent.parent
+
+LISTED = {
+    "c-pfl": ["table3", "table4", "table5", "table6", "figure4", "figure5", "figure6"],
+    "pfedcs": ["table1", "table2", "table3", "table4", "table5"],
+    "fedcap": ["table1", "table2", "table3", "table4", "table5", "figure8", "figure9", "figure10", "figure11",
+               "figure12"],
+    "co-pfl": ["table1", "table2", "table3", "table7", "table8", "table9", "table10", "mamo"],
+    "fedpkda": ["table1", "table2", "table3", "figure4"],
+    "claims": ["fedcap-benign", "co-pfl-baselines", "pfedcs-fedper", "pfedcs-blocks", "c-pfl-tuning", "c-pfl-flips",
+               "fedpkda-fedper"],
+}  # fmt: skip
+
+# typed from the papers by hand, apart from the files
+PRINTED = [
+    ("c-pfl", "table3", "C-PFL", "practical CIFAR10", 90.56),
+    ("c-pfl", "table3", "FedProto", "practical CIFAR100", 49.15),
+    ("c-pfl", "table3", "GPFL", "pathological CIFAR10", 86.29),
+    ("c-pfl", "table4", "C-PFL", "pathological CIFAR100", 44.48),
+    ("c-pfl", "table4", "Ditto", "pathological CIFAR10", 85.22),
+    ("c-pfl", "table5", "C-PFL", "Fashion-MNIST (s)", 39.35),
+    ("c-pfl", "table6", "CIFAR-10", "0 epochs", 53.86),
+    ("c-pfl", "table6", "CIFAR-100", "20 epochs", 50.21),
+    ("c-pfl", "figure4", "CIFAR10 FedBABU", "40 %", 9.89),
+    ("c-pfl", "figure4", "CIFAR10 C-PFL", "10 %", 1.04),
+    ("c-pfl", "figure5", "GPFL", "IMDB", 99.48),
+    ("pfedcs", "table1", "PFedCS", "CIFAR-100 C=10", 63.29),
+    ("pfedcs", "table1", "ClusterFL", "Tiny-ImageNet C=40", 36.19),
+    ("pfedcs", "table2", "FedAMP", "CIFAR-10 alpha=0.05", 93.76),
+    ("pfedcs", "table3", "Random Selection", "C=15", 54.34),
+    ("pfedcs", "table4", "CIFAR-100", "FIX", 61.49),
+    ("pfedcs", "table5", "Acc.", "rho=0", 53.58),
+    ("fedcap", "table1", "CIFAR-10 Min-Max", "M-Krum", 52.00),
+    ("fedcap", "table1", "EMNIST IPM", "Median", 65.88),
+    ("fedcap", "table1", "WISDM LIE", "FLTrust", 37.36),
+    ("fedcap", "table2", "CIFAR-10 IPM", "RFA GAS", 82.76),
+    ("fedcap", "table2", "WISDM LIE", "M-Krum Bucket", 93.57),
+    ("fedcap", "table3", "WISDM DAcc", "LIE", 72.22),
+    ("fedcap", "table3", "EMNIST FNR", "LIE", 63.33),
+    ("fedcap", "table4", "1 customised", "Min-Max", 48.76),
+    ("fedcap", "table4", "2 personal", "IPM", 10.95),
+    ("fedcap", "table5", "FedCAP", "R2Acc(80%)", 9),
+    ("fedcap", "table5", "FedFomo", "Communication", 120),
+    ("co-pfl", "table1", "FedPer", "CINIC10", 70.98),
+    ("co-pfl", "table2", "p=0.50", "gamma=0.50", 67.32),
+    ("co-pfl", "table7", "p=0.01", "gamma=0.05", 75.18),
+    ("co-pfl", "table8", "CINIC10 neither", "Acc (%)", 46.63),
+    ("co-pfl", "table9", "FedAvg", "10 per class", 24.30),
+    ("co-pfl", "table10", "FedSelect", "10 per class", 70.49),
+    ("fedpkda", "table1", "FedAS", "Cifar100 beta=0.3 P=0.6", 44.47),
+    ("fedpkda", "table1", "FedFSA", "Flowers102 beta=0.5 P=0.6", 37.72),
+    ("fedpkda", "table2", "P=0.4 PSNR", "FedPKDA", 6.87),
+    ("fedpkda", "table3", "Cifar100 P=0.4", "w/ CP", 45.73),
+]
+
+
+def cell_config(paper: str, table: str, row: str, column: str) -> Config:
+    cell = load_paper(paper).table(table).cell(row, column)
+    assert cell is not None
+    return cell.variants[0]
+
+
+# ------------------------------------------------------------ the tables
+
+
+@pytest.mark.parametrize("paper", NAMES)
+def test_every_listed_table_is_there(paper: str) -> None:
+    assert sorted(t.name for t in load_paper(paper).tables) == sorted(LISTED[paper])
+
+
+@pytest.mark.parametrize(("paper", "table", "row", "column", "number"), PRINTED)
+def test_numbers_are_the_papers(paper: str, table: str, row: str, column: str, number: float) -> None:
+    cell = load_paper(paper).table(table).cell(row, column)
+    assert cell is not None
+    assert cell.printed == number
+
+
+def test_averages_that_the_paper_prints_come_out() -> None:
+    printed = {"table1": {"PFedCS": 61.64, "FedBABU": 58.86}, "table2": {"PFedCS": 68.41, "FedGH": 63.19}}
+    for table, averages in printed.items():
+        for row, mean in averages.items():
+            numbers = [c.printed for c in load_paper("pfedcs").table(table).cells if c.row == row]
+            assert sum(n for n in numbers if n is not None) / 9 == pytest.approx(mean, abs=0.011)
+
+
+def test_settings_of_cells() -> None:
+    rule = cell_config("fedcap", "table1", "CIFAR-10 SF", "Trim.")
+    assert (rule.method, rule.rule, rule.attack) == ("fedavg-ft", "trimmed-mean:cut=0.5", "sf")
+    assert METHODS["fedavg-ft"].eval_point == "after_local"
+    assert (rule.data, rule.model, rule.clients, rule.partition) == ("cifar10", "fedcap-cifar", 20, "pathological:2")
+    assert (rule.samples_per_client, rule.batch, rule.lr, rule.epochs, rule.rounds) == (300, 10, 0.01, 5, 100)
+    cap = cell_config("fedcap", "table1", "CIFAR-10 MR", "FedCAP")
+    assert cap.options == {"lam": 10.0}  # alpha 10 and phi 0.3 are the method's own
+    assert cell_config("fedcap", "table4", "1 customised", "LIE").options == {"ablation": "1"}
+    assert cell_config("fedcap", "table4", "5 FedCAP", "LIE") == cell_config("fedcap", "table3", "CIFAR-10 TAcc", "LIE")
+    assert cell_config("fedcap", "figure10", "CIFAR-10 LIE 40 %", "M-Krum").rule == "multi-krum:malicious=0.4"
+    tuned = cell_config("c-pfl", "table6", "CIFAR-10", "15 epochs")
+    assert (tuned.clients, tuned.partition, tuned.options) == (100, "dirichlet:0.1", {"finetune_epochs": 15})
+    noisy = cell_config("c-pfl", "figure4", "CIFAR10 C-PFL", "40 %")
+    assert (noisy.attack, noisy.malicious, noisy.attackers) == ("input-noise:sigma=0.3", 0.4, "redrawn")
+    base, ours = (cell_config("co-pfl", "table1", m, "CIFAR10") for m in ("FedPer", "CO-PFL"))
+    assert (base.lr, base.momentum, base.epochs, ours.lr, ours.epochs) == (0.01, 0.5, 5, 0.0001, 3)
+    assert cell_config("co-pfl", "table1", "CO-PFL", "CIFAR10C").options == {"p": 0.15}
+    flowers = load_paper("fedpkda").table("table1").cell("FedPKDA", "Flowers102 beta=0.3 P=0.2")
+    assert flowers is not None
+    assert flowers.missing == "data not available: flowers102"
+
+
+def test_what_is_missing_says_so_and_comes_by_itself() -> None:
+    name, at = "fedala", ("FedALA", "practical CIFAR10")
+    if name not in METHODS:
+        cell = load_paper("c-pfl").table("table3").cell(*at)
+        assert cell is not None
+        assert cell.missing == f"method not there yet: {name}"
+        METHODS.register(name)(METHODS["fedavg"])
+        try:
+            forget()
+            cell = load_paper("c-pfl").table("table3").cell(*at)
+            assert cell is not None
+            assert cell.missing == ""
+            assert cell.variants[0].method == name
+        finally:
+            METHODS._entries.pop(name)
+            forget()
+
+
+def test_the_files_are_in_the_package() -> None:
+    found = {p.name for p in files("fedkin.papers").iterdir()}
+    assert {f"{n.replace('-', '_')}.toml" for n in NAMES} <= found
+    assert '"papers/*.toml"' in (ROOT / "pyproject.toml").read_text()
+
+
+MINI = """
+name = "mini"
+title = "A small paper"
+cite = "nobody, 2025"
+
+[settings]
+data = "digits"
+clients = 5
+rounds = 2
+epochs = 1
+samples_per_client = 40
+lr = 0.05
+
+[named.hostile]
+attack = "sf"
+
+[[table]]
+name = "t"
+title = "a table"
+metric = "micro"
+methods = "rows"
+[[table.column]]
+name = "calm"
+[[table.column]]
+name = "storm"
+use = ["hostile"]
+[[table.row]]
+name = "FedAvg"
+set = { method = "fedavg" }
+numbers = [50.0, "?"]
+[[table.row]]
+name = "Ditto"
+set = { method = "ditto" }
+numbers = [90.0, 80.0]
+[[table.check]]
+says = "Ditto is above FedAvg"
+left = "Ditto"
+right = ["*"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("[settings]", "[settings", "not valid TOML"),
+        ('title = "A small paper"', "", "'title' is missing"),
+        ("lr = 0.05", "learning_rate = 0.05", "unknown option of a run 'learning_rate'"),
+        ("lr = 0.05", "lr = -1", "lr=-1"),
+        ('metric = "micro"', 'metric = "mikro"', "unknown metric 'mikro': did you mean 'micro'"),
+        ('metric = "micro"', 'metric = "rounds_to"', "rounds_to takes the accuracy"),
+        ('metric = "micro"', "", "no metric"),
+        ('methods = "rows"', 'methods = "lines"', "accepts rows, columns, none"),
+        ('methods = "rows"', "colour = 1", "unknown key 'colour'"),
+        ('numbers = [50.0, "?"]', "numbers = [50.0]", "has 1 numbers for 2 columns"),
+        ('numbers = [50.0, "?"]', 'numbers = [50.0, "51"]', "'51' is no number"),
+        ('numbers = [50.0, "?"]', 'numbers = [50.0, nan]', "nan is no number"),
+        ('use = ["hostile"]', 'use = ["hostil"]', "unknown named settings 'hostil': did you mean 'hostile'"),
+        ('name = "Ditto"', 'name = "FedAvg"', "'FedAvg' stands there twice"),
+        ('set = { method = "ditto" }', 'set = { method = "ditto", options = { ditto = { mu = 1 } } }', "'mu'"),
+        ('set = { method = "ditto" }', "", "no method"),
+        ('attack = "sf"', 'attack = "sf"\npartition = "pathologic:2"', "pathologic"),
+        ('left = "Ditto"', 'left = "Dito"', "unknown line 'Dito': did you mean 'Ditto'"),
+        ('right = ["*"]', "by = 1", "give right, or at_least"),
+        ('name = "storm"', 'name = "storm"\nratio_to = "Nobody"', "refers to 'Nobody'"),
+        ('name = "storm"', 'name = "storm"\nratio_to = "FedAvg"\ndrop_from = "calm"', "exclude each other"),
+    ],
+)  # fmt: skip
+def test_broken_files_are_refused(old: str, new: str, error: str) -> None:
+    assert old in MINI
+    with pytest.raises(DataError, match=re.escape(error)) as caught:
+        parse(MINI.replace(old, new, 1), "mini.toml")
+    assert "mini.toml" in str(caught.value) or "metric" in error or "rounds_to" in error
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean 'fedcap'"):
+        load_paper("fedcab")
+    with pytest.raises(UsageError, match="did you mean 'table1'"):
+        load_paper("fedcap").table("tabel1")
+    with pytest.raises(UsageError, match="unknown row"):
+        load_paper("fedcap").table("table1").select(["CIFAR-1000"], [])
+
+
+def test_rows_are_found_by_group_name_or_both() -> None:
+    table = load_paper("fedcap").table("table1")
+    assert len(table.select(["cifar-10"], [])) == 48
+    assert len(table.select(["SF"], ["FedCAP"])) == 3
+    assert [c.row for c in table.select(["WISDM sf"], ["fedcap"])] == ["WISDM SF"]
+
+
+# ------------------------------------------------------------ plans
+
+
+def everything(paper: Paper) -> list[tuple[Any, Any]]:
+    return [(t, c) for t in paper.tables for c in t.cells]
+
+
+@pytest.fixture
+def mini() -> Paper:
+    return parse(MINI, "mini.toml")
+
+
+def plan_of(paper: Paper, seeds: tuple[int, ...] = (0,), **more: Any) -> Plan:
+    return make_plan(paper, everything(paper), seeds, Data(), settings={"checkpoint_every": 0, **more})
+
+
+def test_runs_are_shared_and_the_first_seed_comes_first(mini: Paper) -> None:
+    twice = parse(MINI + MINI[MINI.index("[[table]]") :].replace('"t"', '"u"'), "mini.toml")
+    plan = plan_of(twice, (0, 1))
+    assert len(plan.cells) == 8
+    assert [(c.method, c.attack, c.seed) for c in plan.runs] == [
+        (m, a, s) for s in (0, 1) for m in ("fedavg", "ditto") for a in ("none", "sf")
+    ]
+
+
+def test_accuracy_and_detection_come_from_the_same_runs() -> None:
+    paper = load_paper("fedcap")
+    chosen = [(paper.table(t), c) for t, col in (("table1", "FedCAP"), ("table3", "SF"))
+              for c in paper.table(t).select(["CIFAR-10"], [col]) if "SF" in (c.row.split()[-1], c.column)]  # fmt: skip
+    plan = make_plan(paper, chosen, (0,), Data(), small=True)
+    assert len(chosen) == 5
+    assert len(plan.runs) == 1
+
+
+def test_data_that_are_not_here_are_named(tmp_path: Path) -> None:
+    paper, data = load_paper("fedcap"), Data(str(tmp_path))
+    plan = make_plan(paper, everything(paper)[:1], (0,), data)
+    assert plan.cells[0].why_not == "data not available: cifar10"
+    assert plan.runs == []
+    small = make_plan(paper, everything(paper)[:1], (0,), data, small=True)
+    assert (small.runs[0].data, small.runs[0].rounds) == ("digits", 3)
+
+
+def test_options_that_change_nothing_do_not_make_another_run() -> None:
+    plain = Config(method="pfedcs")
+    assert canonical(replace(plain, options={"selection": "adaptive", "beta": 100})) == plain
+    assert canonical(replace(plain, malicious=0.4)) == plain
+    assert canonical(replace(plain, malicious=0.4, attack="sf")) != replace(plain, attack="sf")
+
+
+def test_calibration_knows_every_kind(mini: Paper) -> None:
+    plan = plan_of(mini)
+    estimate = calibrate(plan.runs, Data())
+    assert not estimate.rough
+    assert 0 < estimate.seconds(plan.runs) < 60
+    rough = calibrate(plan.runs, Data(), limit=0.0)
+    assert len(rough.rough) == 2  # of two methods; the attack makes no other kind
+    assert rough.seconds(plan.runs) >= 0
+
+
+def test_quick_is_smaller_in_every_way() -> None:
+    before = cell_config("co-pfl", "table1", "CO-PFL", "CIFAR10C")
+    after = quick(before, Data("/nonexistent"))
+    assert (after.rounds, after.epochs, after.samples_per_client) == (3, 1, 60)
+    assert (after.data, after.model, after.shift, after.augment) == ("digits", None, None, False)
+
+
+# ------------------------------------------------------------ running
+
+
+def go(paper: Paper, runs: Path, seeds: tuple[int, ...] = (0,), **more: Any) -> Session:
+    data = Data()
+    plan = make_plan(paper, everything(paper), seeds, data, settings={"runs_dir": str(runs), "checkpoint_every": 0})
+    return reproduce(plan, Ledger(runs, data), data, **more)
+
+
+def test_what_was_run_is_not_run_again(mini: Paper, tmp_path: Path) -> None:
+    first = go(mini, tmp_path)
+    assert (first.ran, first.skipped, first.left, first.failed) == (4, 0, 0, {})
+    again = go(mini, tmp_path)
+    assert (again.ran, again.skipped) == (0, 4)
+    one, two = (compare.records(s.plan, s.outcome)[0]["cells"] for s in (first, again))
+    assert one == two
+    more = go(mini, tmp_path, (0, 1))
+    assert (more.ran, more.skipped) == (4, 4)
+    cells = compare.records(more.plan, more.outcome)[0]["cells"]
+    for cell in cells:
+        first_, second = cell["values"]
+        assert (cell["seeds"], cell["ours"]) == ([0, 1], pytest.approx((first_ + second) / 2))
+        assert cell["std"] == pytest.approx(abs(first_ - second) / math.sqrt(2))
+    assert any(c["std"] > 0 for c in cells)
+    assert go(mini, tmp_path, again=True).ran == 4
+
+
+def lose_folders(runs: Path) -> None:
+    """Runs would be found by their own folders too."""
+    for path in runs.glob("*/run.json"):
+        path.unlink()
+
+
+def test_a_half_written_line_costs_one_run(mini: Paper, tmp_path: Path) -> None:
+    go(mini, tmp_path)
+    ledger = tmp_path / "reproduce.jsonl"
+    text = ledger.read_text()
+    ledger.write_text(text[:-200])
+    lose_folders(tmp_path)
+    after = go(mini, tmp_path)
+    assert (after.ran, after.skipped, after.ledger.unreadable) == (1, 3, 1)
+    lose_folders(tmp_path)
+    assert go(mini, tmp_path).ran == 0
+
+
+def test_a_run_is_found_by_its_folder_too(mini: Paper, tmp_path: Path) -> None:
+    session = go(mini, tmp_path)
+    told = {c.identity(): session.outcome(c) for c in session.plan.runs}
+    (tmp_path / "reproduce.jsonl").unlink()
+    again = go(mini, tmp_path)
+    assert again.ran == 0
+    for config in again.plan.runs:
+        before, found = told[config.identity()], again.outcome(config)
+        assert before is not None
+        assert found is not None
+        assert found.points == before.points
+        assert found.facts == before.facts
+        assert (found.split, found.precision, found.run) == (before.split, before.precision, before.run)
+
+
+def test_what_was_run_elsewhere_counts_where_the_data_are_not(mini: Paper, tmp_path: Path) -> None:
+    there = go(mini, tmp_path)
+    lines = (tmp_path / "reproduce.jsonl").read_text().replace('"data": "digits"', '"data": "cifar10"').splitlines()
+    elsewhere, data = tmp_path / "elsewhere", Data(str(tmp_path / "no data"))
+    paper = parse(MINI.replace('data = "digits"', 'data = "cifar10"'), "mini.toml")
+    plan = make_plan(paper, everything(paper), (0,), data, settings={"checkpoint_every": 0})
+    elsewhere.mkdir()
+    known = {c.identity(): c for p in plan.cells for v in p.runs for c in v}
+    raw = [json.loads(line) for line in lines]
+    for record, key in zip(raw, known, strict=True):  # in the order in which they were run
+        record["identity"] = key
+    (elsewhere / "reproduce.jsonl").write_text("".join(json.dumps(r) + "\n" for r in raw))
+    session = reproduce(plan, Ledger(elsewhere, data), data)
+    assert (session.ran, plan.runs, plan.runnable) == (0, [], [])
+    ours = [[c["ours"] for c in compare.records(s.plan, s.outcome)[0]["cells"]] for s in (session, there)]
+    assert ours[0] == ours[1]
+    assert None not in ours[0]
+
+
+def test_records_from_before_a_setting_was_added_still_count(mini: Paper, tmp_path: Path) -> None:
+    go(mini, tmp_path)
+    ledger = tmp_path / "reproduce.jsonl"
+    raw = [json.loads(line) for line in ledger.read_text().splitlines()]
+    for record in raw:
+        record["config"].pop("on_failure")
+        record["identity"] = "of an older version"
+    ledger.write_text("".join(json.dumps(r) + "\n" for r in raw))
+    lose_folders(tmp_path)
+    assert go(mini, tmp_path).skipped == 4
+
+
+def test_a_copy_that_is_no_checkout_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedkin.track.recorder.git_state", lambda folder: None)
+    try:
+        known = {"": "fedkin ", "0123456789abcdef01": "0123456789ab", "0123456789abcdef+": "0123456789ab+"}
+        for told, said in known.items():
+            commit.cache_clear()
+            monkeypatch.setenv("FEDKIN_COMMIT", told)
+            assert commit().startswith(said)
+            assert commit().endswith("+") == told.endswith("+")
+        commit.cache_clear()
+        monkeypatch.setenv("FEDKIN_COMMIT", "main")
+        with pytest.raises(UsageError, match="FEDKIN_COMMIT"):
+            commit()
+    finally:
+        commit.cache_clear()
+
+
+def test_ctrl_c_keeps_what_is_done(mini: Paper, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def stop(config: Config, found: Any) -> None:
+        seen.append(found)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    session = go(mini, tmp_path, finished=stop)
+    assert session.interrupted
+    assert (session.ran, session.left) == (2, 2)
+    assert go(mini, tmp_path).ran == 2
+
+
+def test_a_budget_that_is_used_up_begins_nothing(mini: Paper, tmp_path: Path) -> None:
+    session = go(mini, tmp_path, budget=0.0)
+    assert (session.ran, session.left) == (0, 4)
+    notes = {c["note"] for c in compare.records(session.plan, session.outcome)[0]["cells"]}
+    assert notes == {"not run yet"}
+
+
+def test_a_run_that_fails_does_not_stop_the_rest(tmp_path: Path) -> None:
+    text = MINI.replace('set = { method = "fedavg" }', 'set = { method = "fedavg", clients = 5000 }')
+    paper = parse(text, "mini.toml")
+    session = go(paper, tmp_path)
+    assert (session.ran, len(session.failed)) == (2, 2)
+    cells = compare.records(session.plan, session.outcome, session.failed)[0]["cells"]
+    assert [c["ours"] is None for c in cells] == [True, True, False, False]
+    assert cells[0]["note"].startswith("failed: ")
+    assert go(paper, tmp_path).skipped == 2  # a failure is tried again
+
+
+TUNED = Config(method="c-pfl", clients=10, rounds=2, epochs=1, samples_per_client=60, lr=0.05, checkpoint_every=0)
+
+
+def test_tuning_from_one_training_is_the_same_as_alone(tmp_path: Path) -> None:
+    configs = [replace(TUNED, options={"finetune_epochs": f}, runs_dir=str(tmp_path)) for f in (0, 1, 3)]
+    assert batches(configs) == [[0, 1, 2]]
+    found = outcomes(configs)
+    alone = [outcomes([c])[0] for c in configs]
+    assert [[p.micro for p in o.points] for o in found] == [[p.micro for p in o.points] for o in alone]
+    assert [len(o.points) for o in found] == [2, 3, 3]
+    assert len({o.points[-1].micro for o in found}) > 1
+
+
+def outcomes(configs: list[Config], together: int = 1) -> list[Outcome]:
+    found: dict[int, Any] = {}
+    run_cells(configs, Data(), hear=lambda i, e: None, done=found.__setitem__, go_on=lambda: True, together=together)
+    return [found[i] for i in range(len(configs))]
+
+
+def test_running_together_is_the_same_as_one_by_one(tmp_path: Path) -> None:
+    base = Config(clients=5, rounds=2, epochs=1, samples_per_client=40, lr=0.05, runs_dir=str(tmp_path))
+    configs = [replace(base, method=m, seed=s, attack=a) for m, s, a in (("fedavg", 0, "none"), ("ditto", 0, "sf"),
+                                                                         ("fedavg", 1, "none"))]  # fmt: skip
+    assert batches(configs, 2) == [[0, 1], [2]]
+    one, two = outcomes(configs), outcomes(configs, 3)
+    assert [o.identity for o in one] == [o.identity for o in two]
+    for a, b in zip(one, two, strict=True):
+        assert [p.micro for p in a.points] == pytest.approx([p.micro for p in b.points])
+        assert a.facts == b.facts
+
+
+def test_a_failure_among_runs_together_stays_alone(tmp_path: Path) -> None:
+    base = Config(clients=5, rounds=1, epochs=1, samples_per_client=40, runs_dir=str(tmp_path))
+    good, bad = outcomes([base, replace(base, clients=5000)], together=2)
+    assert isinstance(good, Outcome)
+    assert isinstance(bad, DataError)
+
+
+def test_only_the_tuning_makes_no_other_training() -> None:
+    assert trained(TUNED) == trained(replace(TUNED, options={"finetune_epochs": 7}))
+    assert trained(TUNED) != trained(replace(TUNED, options={"score": "balanced"}))
+    assert trained(Config(method="fedavg")) != trained(Config(method="fedavg", seed=1))
+
+
+# ------------------------------------------------------------ metrics
+
+
+def outcome(*points: tuple[int, float, float], **facts_: float) -> Outcome:
+    made = tuple(Point(r, False, micro, micro - 1, 0.5, r * 2**20 * 3, s) for r, micro, s in points)
+    return Outcome("id", {"rounds": 10}, made, facts_, 1.0, "cpu", "fp32", "received", "x", "abc")
+
+
+def test_metrics_read_what_they_say() -> None:
+    run = outcome((5, 70.0, 10.0), (10, 82.0, 18.0), (15, 81.0, 26.0), dacc=90.0)
+    values = {"micro": 81.0, "macro": 80.0, "best_micro": 82.0, "best_macro": 81.0, "rounds_to:80": 10.0,
+              "seconds": 1.6, "down_mib": 3.0, "train_loss": 0.5, "dacc": 90.0}  # fmt: skip
+    assert {name: value_of(run, name) for name in values} == pytest.approx(values)
+    assert math.isnan(value_of(run, "rounds_to:95"))
+    assert math.isnan(value_of(run, "fpr"))
+    assert {"%", "s", "rounds", "MiB", "loss", "times"} == {m.unit for m in METRICS.values()}
+
+
+def test_an_outcome_survives_the_ledger() -> None:
+    run = replace(outcome((1, 50.0, 1.0)), facts={"dacc": 1.0})
+    assert Outcome.from_dict(json.loads(json.dumps({**run.to_dict(), "wall": 2.0}))) == replace(run, wall=2.0)
+    for broken in ({}, [], {**run.to_dict(), "points": []}, {**run.to_dict(), "points": [{"round": 1}]}):
+        with pytest.raises(DataError):
+            Outcome.from_dict(broken)
+
+
+def test_collaborators_and_acceptance() -> None:
+    blocks = [frozenset({0, 1}), frozenset({0, 1}), frozenset({2, 3}), frozenset({2, 3})]
+    pure = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 1.0, 0], [0, 0, 0.5, 0.5]]
+    mixed = [[0.5, 0, 0.5, 0], *pure[1:]]
+    notes = [(5, "participants", [0, 1, 2, 3]), (5, "collaborators", mixed), (20, "participants", [0, 1, 2, 3]),
+             (20, "collaborators", pure), (21, "participants", [0, 1, 2, 3]), (21, "collaborators", mixed)]  # fmt: skip
+    found = facts(Traces(notes, None, classes=blocks))
+    assert found == {"blocks_inside": 100 * 7 / 8, "blocks_whole": 100 * 5 / 8}  # the sixth round is too early
+    votes = [(0, "accepted", [0, 1, 3]), (0, "rejected", [2]), (1, "accepted", [1]), (1, "rejected", [0, 2, 3])]
+    found = facts(Traces(votes, None, hostile=lambda r: [r == 1, False, True, False]))
+    assert found == {"accepted_honest": 80.0, "accepted_hostile": 0.0, "accepted_ratio": math.inf}
+
+
+# ------------------------------------------------------------ comparing
+
+
+def test_kendall_is_scipys() -> None:
+    for a, b in (([1, 2, 3, 4], [1, 3, 2, 4]), ([1, 2, 2, 5], [3, 1, 2, 2]), ([5.0, 4.0], [1.0, 2.0])):
+        assert compare.kendall(a, b) == pytest.approx(kendalltau(a, b).statistic)
+    assert compare.kendall([1, 1], [1, 2]) is None
+
+
+def filled(paper: Paper, numbers: dict[tuple[str, str], float], **more: Any) -> dict[str, Any]:
+    table = paper.tables[0]
+    origin = {"seeds": [0], "values": [0.0], "rounds": 2, "command": "x", "commit": "y", "device": "z", **more}
+    cells = []
+    for cell in table.cells:
+        at = (cell.row, cell.column)
+        cells.append({**compare.empty(table, cell), **({"ours": numbers[at], **origin} if at in numbers else {})})
+    return {**compare.outline(paper, table), "cells": cells}
+
+
+def test_rankings_and_claims(mini: Paper) -> None:
+    good = filled(mini, {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 88.5, ("Ditto", "storm"): 77.0})
+    assert compare.rankings(good) == [
+        {"line": "calm", "methods": 2, "ours": "Ditto", "paper": "Ditto", "agrees": True, "tau": 1.0}
+    ]
+    (verdict,) = compare.verdicts(good)
+    assert (verdict["holds"], verdict["held"], verdict["of"], verdict["unknown"]) == (True, 1, 1, 1)
+    assert [compare.close(c) for c in good["cells"]] == [True, None, True, False]
+    bad = filled(mini, {("FedAvg", "calm"): 95.0, ("Ditto", "calm"): 88.5, ("FedAvg", "storm"): 1.0})
+    assert not compare.rankings(bad)[0]["agrees"]
+    assert compare.rankings(bad)[0]["tau"] == -1.0
+    assert compare.verdicts(bad)[0]["broken"] == ["calm: FedAvg"]
+    assert compare.summary(bad)["close"] == 1
+
+
+def test_ratios_drops_and_the_best_of_several(tmp_path: Path) -> None:
+    text = MINI.replace('name = "storm"', 'name = "storm"\ndrop_from = "calm"')
+    ditto = 'set = { method = "ditto" }'
+    text = text.replace(ditto, f"{ditto}\nbest_of = [{{ lr = 0.05 }}, {{ lr = 1e-9 }}]")
+    text += '[[table]]\nname = "r"\ntitle = "r"\nmetric = "down_mib"\nratio_to = "FedAvg"\nmethods = "rows"\n' + (
+        '[[table.column]]\nname = "c"\n[[table.row]]\nname = "FedAvg"\nset = { method = "fedavg" }\nnumbers = [4.0]\n'
+        '[[table.row]]\nname = "FedPer"\nset = { method = "fedper" }\nnumbers = [3.0]\n')  # fmt: skip
+    session = go(parse(text, "mini.toml"), tmp_path)
+    first, second = compare.records(session.plan, session.outcome)
+    at = {(c["row"], c["column"]): c for c in first["cells"]}
+    runs = {(c.method, c.attack, c.lr): session.outcome(c) for c in session.plan.runs}
+    micro = {k: o.points[-1].micro for k, o in runs.items() if o is not None}
+    assert at["FedAvg", "storm"]["ours"] == pytest.approx(micro["fedavg", "none", 0.05] - micro["fedavg", "sf", 0.05])
+    assert at["Ditto", "calm"]["ours"] == max(micro["ditto", "none", 0.05], micro["ditto", "none", 1e-9])
+    assert at["Ditto", "calm"]["note"] == "best of 2: lr=0.05"
+    assert at["FedAvg", "storm"]["lower"]
+    assert [c["paper"] for c in second["cells"]] == [1.0, 0.75]
+    assert second["cells"][1]["ours"] < 1
+    assert len(compare.comparable(second)) == 1
+
+
+def test_a_cell_of_its_own_brings_the_one_it_refers_to(tmp_path: Path) -> None:
+    paper = parse(MINI.replace('name = "storm"', 'name = "storm"\ndrop_from = "calm"'), "mini.toml")
+    table = paper.tables[0]
+    plan = make_plan(paper, [(table, c) for c in table.select(["Ditto"], ["storm"])], (0,), Data())
+    assert [(c.method, c.attack) for c in plan.runs] == [("ditto", "sf"), ("ditto", "none")]
+
+
+# ------------------------------------------------------------ writing down
+
+
+def test_results_page_is_made_from_the_files() -> None:
+    assert (ROOT / "RESULTS.md").read_text() == render.results_page(render.read_all(ROOT / "results"))
+
+
+def test_every_result_has_its_provenance_and_the_papers_number() -> None:
+    for name in NAMES:
+        for table in load_paper(name).tables:
+            record = render.read(ROOT / "results" / name / f"{table.name}.json")  # refuses what lacks something
+            assert [(c["row"], c["column"]) for c in record["cells"]] == [(c.row, c.column) for c in table.cells]
+            for cell, known in zip(record["cells"], table.cells, strict=True):
+                published = compare.published(table, known)
+                assert cell["paper"] == (None if published is None else pytest.approx(published, abs=1e-4))
+                if cell["ours"] is not None:
+                    assert cell["seeds"]
+                    assert len(cell["values"]) == len(cell["seeds"])
+                    assert cell["ours"] == pytest.approx(sum(cell["values"]) / len(cell["values"]), abs=1e-3)
+                    assert re.fullmatch(r"[0-9a-f]{7,40}\+?(, [0-9a-f]{7,40}\+?)*|fedkin .+", cell["commit"])
+
+
+@pytest.mark.parametrize("key", ["seeds", "command", "commit", "device"])
+def test_a_number_without_provenance_is_refused(mini: Paper, tmp_path: Path, key: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(filled(mini, {("FedAvg", "calm"): 51.0})))
+    render.read(path)
+    path.write_text(json.dumps(filled(mini, {("FedAvg", "calm"): 51.0}, **{key: ""})))
+    with pytest.raises(DataError, match=key):
+        render.read(path)
+
+
+def test_saving_keeps_what_was_measured_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = load_paper("claims")
+    table = paper.table("pfedcs-fedper")
+    new = {"seeds": [0], "values": [90.0], "rounds": 200, "command": "x", "commit": "abcdef0", "device": "z"}
+    new["note"] = ""
+
+    def save(row: str, ours: float) -> dict[str, Any]:
+        cells = [{**compare.empty(table, c), **({**new, "ours": ours} if c.row == row else {})} for c in table.cells]
+        (path,) = render.save([{**compare.outline(paper, table), "cells": cells}], tmp_path)
+        return render.read(path)
+
+    save("PFedCS", 90.0)
+    both = save("FedPer", 89.0)
+    assert [c["ours"] for c in both["cells"]] == [90.0, 89.0]
+    assert "**yes** (1 of 1)" in render.results_page(render.read_all(tmp_path))
+    assert [c["ours"] for c in save("PFedCS", 88.0)["cells"]] == [88.0, 89.0]
+    monkeypatch.setattr(render, "load_paper", lambda name: explained if name == "claims" else load_paper(name))
+    text = (files("fedkin.papers") / "claims.toml").read_text()
+    row = 'set = { method = "fedper" }\nnumbers = [90.06]'
+    assert text.count(row) == 1
+    explained = parse(text.replace(row, f'note = "and here is why"\n{row}'), "claims.toml")
+    for _ in range(2):
+        render.refresh(tmp_path)
+    found = render.read(tmp_path / "claims" / "pfedcs-fedper.json")["cells"]
+    assert [c["note"] for c in found] == ["", "and here is why"]
+    assert [c["ours"] for c in render.read(tmp_path / "claims" / "pfedcs-fedper.json")["cells"]] == [88.0, 89.0]
+    assert render.read(tmp_path / "fedpkda" / "table2.json")["cells"][0]["note"].startswith("how well images")
+    with pytest.raises(UsageError, match="--quick"):
+        render.save([{**compare.outline(paper, table), "quick": True, "cells": []}], tmp_path)
+
+
+def test_markdown_and_html(mini: Paper) -> None:
+    record = filled(mini, {("FedAvg", "calm"): 51.0, ("Ditto", "storm"): 70.0}, note="<b>odd</b> | strange")
+    text = render.markdown(record)
+    assert "| FedAvg | ✓ 51.00 · 50.00 · +1.00 | – |" in text
+    assert "✗ 70.00 · 80.00 · −10.00" in text
+    assert "not run yet (2)" in text
+    page = render.html([record])
+    assert "<b>odd" not in page
+    assert "&lt;b&gt;odd" in page
+    for foreign in ("http", "<script", "src=", "@import", "url("):
+        assert foreign not in page
+    quickly = {**record, "quick": True, "cells": [{**c, "quick": True} for c in record["cells"]]}
+    assert "51.00*" in render.markdown(quickly)
+    assert "51.00*" in render.html([quickly])
+    assert "✓" not in render.markdown(quickly)
+
+
+# ------------------------------------------------------------ the command
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("FEDKIN_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("FEDKIN_DATA", str(tmp_path / "no data"))
+    monkeypatch.setenv("COLUMNS", "160")
+    runner = CliRunner()
+    return lambda *words: runner.invoke(app, ["reproduce", *map(str, words)])
+
+
+def test_quick_runs_mark_every_number(shell: Any, tmp_path: Path) -> None:
+    words = ("fedcap", "table3", "--rows", "CIFAR-10", "--cols", "Benign,LIE", "--quick", "--html", tmp_path / "x.html")
+    done = shell(*words, "--json", "--markdown", tmp_path / "x.md")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["ran"], found["plan"]["runs"]) == (2, 2)
+    cells = found["tables"][0]["cells"]
+    assert all(c["quick"] and c["ours"] is not None and "--quick" in c["command"] for c in cells)
+    assert len(cells) == 5
+    assert "means anything" in (tmp_path / "x.md").read_text()
+    assert "means anything" in (tmp_path / "x.html").read_text()
+    again = shell(*words)
+    assert again.exit_code == 0
+    assert "2 runs, all done before" in again.stderr
+    assert "mean nothing" in again.stdout
+    assert "85.60" in again.stdout
+
+
+def test_the_plan_says_what_cannot_be_run_and_runs_nothing(shell: Any, tmp_path: Path) -> None:
+    done = shell("c-pfl", "table6", "--plan", "--json")
+    plan = json.loads(done.stdout)["plan"]
+    lacking = set(plan["tables"][0]["not_runnable"])
+    assert {f"data not available: {name}" for name in ("mnist", "cifar10", "cifar100")} <= lacking
+    quickly = json.loads(shell("c-pfl", "table6", "--plan", "--json", "--quick").stdout)["plan"]
+    assert (quickly["runs"], quickly["trainings"]) == (5, 1)  # the same digits stand in for all four
+    assert quickly["seconds"] > 0
+    assert not (tmp_path / "runs").exists()
+
+
+def test_wrong_words_are_answered(shell: Any) -> None:
+    for words, code, said in (
+        (("fedcab",), 2, "did you mean 'fedcap'"), (("fedcap", "table9"), 2, "unknown table of fedcap"),
+        (("fedcap", "table1", "--rows", "CIFAR"), 2, "unknown row"), (("fedcap", "--seeds", "x"), 2, "seeds='x'"),
+        (("fedcap", "--quick", "--save", "r"), 2, "not saved"), (("fedcap", "--device", "tpu"), 2, "tpu"),
+        (("/nowhere.toml",), 2, "no such file"), (("--render", "--save", "/nowhere"), 2, "no such folder"),
+        (("fedpkda", "table2"), 1, "none of these cells can be run"),
+    ):  # fmt: skip
+        done = shell(*words)
+        assert done.exit_code == code, (words, done.output)
+        assert said in done.stderr, (words, done.stderr)
+
+
+def test_papers_are_listed(shell: Any) -> None:
+    found = json.loads(shell("--json").stdout)["papers"]
+    assert [p["name"] for p in found] == list(NAMES)
+    assert "Table III" in shell().stdout
+
+
+def test_a_paper_of_ones_own_and_its_results(shell: Any, tmp_path: Path) -> None:
+    path = tmp_path / "mini.toml"
+    path.write_text(MINI)
+    assert load_file(path).name == "mini"
+    done = shell(path, "--seeds", "2", "--rows", "Ditto")
+    assert done.exit_code == 0, done.output
+    assert "±" in done.stdout
+    assert "2 cells: 2 rounds, 2 seeds" in done.stdout
+
+
+def test_the_page_is_made_by_one_command(tmp_path: Path) -> None:
+    target = tmp_path / "page.md"
+    words = [sys.executable, "-m", "fedkin.papers.render", str(ROOT / "results"), str(target)]
+    subprocess.run(words, check=True, timeout=120)
+    assert target.read_text() == (ROOT / "RESULTS.md").read_text()
+    render.write_results_page(tmp_path, target)
+    assert "0 of 0" in target.read_text()
+
+
+def test_a_folder_without_rounds_is_no_outcome(mini: Paper, tmp_path: Path) -> None:
+    session = go(mini, tmp_path)
+    run = session.outcome(session.plan.runs[0])
+    assert run is not None
+    assert run.run is not None
+    folder = RunFolder.open(tmp_path / run.run)
+    assert from_folder(folder, session.plan.runs[0], Data()).points == run.points
