@@ -94,8 +94,8 @@ class Link:
         certificate, key = self._certificate or (None, None)
         config = uvicorn.Config(
             self.door, host=self._host, port=self._port, log_level="critical", lifespan="off", access_log=False,
-            ssl_certfile=certificate, ssl_keyfile=key, limit_concurrency=max(1024, 8 * len(self._names)), timeout_keep_alive=75,
-            server_header=False, ws="none",
+            ssl_certfile=certificate, ssl_keyfile=key, limit_concurrency=max(1024, 8 * len(self._names)),
+            timeout_keep_alive=75, server_header=False, ws="none",
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         failure: list[BaseException] = []
