@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("cryptography")
+pytest.importorskip("flwr")
 
 from typer.testing import CliRunner
 
@@ -27,6 +27,7 @@ from fedkin.deploy.worker import TRAVELS, Worker
 from fedkin.engines.flower import Delivery, FlowerEngine, Terms
 from fedkin.errors import DataError, FedKinError
 from fedkin.federation import Answer, Each, Masked, gate
+from fedkin.methods.ditto import Ditto
 
 # ---------------------------------------------------------------- the state on disk
 
@@ -57,6 +58,14 @@ def test_state_goes_forward_and_back(tmp_path: Path) -> None:
     assert (kept(vault), vault.stamp()) == ([2.0] * 3, Stamp(2, 0, 7, "train"))
     assert not vault.go_back(1)
     assert all(p.stat().st_mode & 0o077 == 0 for p in vault.folder.iterdir())
+
+
+def test_a_state_in_the_middle_of_a_round_is_not_taken_for_its_start(tmp_path: Path) -> None:
+    vault = Vault(tmp_path, "run-1")
+    vault.begin(Stamp(0, -1))
+    vault.save(Stamp(2, 0), {"personal": torch.ones(1, 3)})
+    vault.mark([2], Stamp(2, 0), 2)
+    assert not vault.go_back(2)
 
 
 def test_a_crash_while_writing_leaves_the_state_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +196,22 @@ def test_an_exception_leaves_the_state_of_the_last_exchange(tmp_path: Path) -> N
     assert told.worker.joined is not None
     assert told.worker.joined.vault.stamp() == Stamp(0, 0, 1, "train")
     assert told.call("train", 1, model=told.job.method.model).fields["kind"] == "reply"
+
+
+def test_an_exception_after_a_change_takes_the_change_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(tmp_path, "ditto")
+    told.join()
+    model = told.job.method.model
+    told.call("train", 0, model=model)
+    before, honest = told.personal(), Ditto.train
+
+    def breaks(self: Ditto, client: Any, model: Tensor) -> Any:
+        honest(self, client, model)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Ditto, "train", breaks)
+    assert "RuntimeError" in told.call("train", 1, model=model).fields["reason"]
+    assert torch.equal(told.personal(), before)
 
 
 def test_asked_again_a_site_answers_the_same(tmp_path: Path) -> None:

@@ -161,9 +161,7 @@ def test_rfa_per_tensor_in_a_run() -> None:
 
 def test_normal_numbers_are_the_hash_they_are_said_to_be() -> None:
     key, index, width = 12345678901234567, np.array([3, 70000], np.int64), 5
-    with np.errstate(over="ignore"):
-        one = keys.mix((index ^ key).astype(np.uint64))[:, None]
-        word = keys.mix(one + np.arange(1, 4, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95))
+    word = keys.mix(keys.mix((index ^ key).astype(np.uint64))[:, None] ^ np.arange(1, 4, dtype=np.uint64))
     u, v = ((word >> np.uint64(40)) + 0.5) / 2**24, (word & np.uint64(2**24 - 1)) / 2**24
     radius = np.sqrt(-2 * np.log(u))
     expected = np.concatenate([radius * np.cos(2 * np.pi * v), radius * np.sin(2 * np.pi * v)], 1)[:, :width]

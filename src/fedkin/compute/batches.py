@@ -93,8 +93,8 @@ def _mix(z: Tensor) -> Tensor:
 
 def normal(key: Tensor, index: Tensor, width: int) -> Tensor:
     """N(0, 1) numbers [N, width] for samples [N]: a function of the key, the sample and the position (Box-Muller)."""
-    position = torch.arange(1, (width + 1) // 2 + 1, device=index.device) * _signed(0xD1342543DE82EF95)
-    word = _mix(_mix(index ^ key).unsqueeze(1) + position)
+    # a counter times a large number would be taken for an address by the compiler, and cut to 32 bits; xor is not
+    word = _mix(_mix(index ^ key).unsqueeze(1) ^ torch.arange(1, (width + 1) // 2 + 1, device=index.device))
     high, low = (word >> 40 & (1 << 24) - 1).float(), (word & (1 << 24) - 1).float()
     radius, angle = (-2 * ((high + 0.5) / (1 << 24)).log()).sqrt(), low * (2 * torch.pi / (1 << 24))
     return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :width]

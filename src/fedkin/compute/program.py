@@ -241,7 +241,8 @@ def _dropout(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: 
 
 def keyed_uniform(keys: Tensor, count: int) -> Tensor:
     """[R, count] numbers in [0, 1), a function of each row's key alone (SplitMix64 on int64 tensors)."""
-    z = _mix(keys).unsqueeze(1) + torch.arange(1, count + 1, device=keys.device) * -3335678366873096957
+    # xor, not a product: a counter times a large number is cut to 32 bits by the compiler
+    z = _mix(keys).unsqueeze(1) ^ torch.arange(1, count + 1, device=keys.device)
     return ((_mix(z) >> 40) & 0xFFFFFF).float() / float(1 << 24)
 
 
