@@ -507,8 +507,8 @@ def test_split_refuses_what_cannot_be() -> None:
 # ------------------------------------------------------------ the program itself
 
 
-def program(*words: str, **more: Any) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def program(*words: str, tmp: Path | None = None, **more: Any) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"TMPDIR": str(tmp)} if tmp else {})}
     return subprocess.Popen([sys.executable, "-m", "fedkin", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             text=True, env=environment, **more)  # fmt: skip
 
@@ -534,6 +534,19 @@ def test_ctrl_c_ends_cleanly() -> None:
     assert (running.returncode, out) == (130, "")
     assert "Ctrl-C" in err
     assert "Traceback" not in err
+
+
+def test_a_stopped_demo_says_where_its_runs_are(tmp_path: Path) -> None:
+    running = program("demo", cwd=tmp_path, tmp=tmp_path)
+    assert running.stderr is not None
+    while "round 1/" not in running.stderr.readline():
+        assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    (folder,) = tmp_path.glob("fedkin-demo-*")
+    assert f"fedkin runs --runs-dir {folder}" in " ".join(err.split())
+    assert "the same command" not in err
 
 
 @pytest.mark.parametrize("command", [c.name for c in app.registered_commands])

@@ -192,7 +192,7 @@ def check_what_is_left(machines: Machines) -> None:
     assert (run.info.status, run.info.rounds_done, sorted(run.info.names)) == ("finished", 30, sorted(SITES))
     log = (run.path / "log.txt").read_text()
     assert "'rome'" in log
-    assert "resumed after round" in log
+    assert re.search(r"Z resumed after round \d+$", log, re.MULTILINE)
     models = []
     for name in SITES:
         there = machines.folder / name

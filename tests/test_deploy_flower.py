@@ -24,12 +24,12 @@ pytest.importorskip("flwr")
 from fedkin.config import Config, make_config
 from fedkin.data import load
 from fedkin.deploy.cluster import free_port, stop, write_experiment
-from fedkin.deploy.keys import load_private, new_folder, new_site
+from fedkin.deploy.keys import load_private, new_folder, new_site, sites
 from fedkin.deploy.link import Link
 from fedkin.deploy.measure import measure
 from fedkin.deploy.model_file import load as load_model
 from fedkin.deploy.node import Node, Refused
-from fedkin.deploy.server import Serving, run_server, signed_keys
+from fedkin.deploy.server import Serving, run_server
 from fedkin.engines.flower import Terms
 from fedkin.federation import Answer
 from fedkin.rounds import Event, Listener, Result, RoundRecord, run_config
@@ -469,7 +469,7 @@ def test_only_the_calls_of_a_site_exist() -> None:
 
 def test_with_keys_nobody_registers_over_the_network(tmp_path: Path) -> None:
     keys = new_folder(tmp_path / "keys", ["127.0.0.1"], ["oslo"])
-    link = Link(certificate=(keys / "server.crt", keys / "server.key"), keys=signed_keys(keys))
+    link = Link(certificate=(keys / "server.crt", keys / "server.key"), keys={n: s.pem for n, s in sites(keys).items()})
     where = link.start()
     try:
         context = ssl.create_default_context(cafile=str(keys / "ca.crt"))

@@ -174,18 +174,20 @@ def test_absent_prototypes_count_for_nothing(cov: Any, together: int, monkeypatc
     present = torch.ones(12, 4, dtype=torch.bool)
     present[5:, 0], present[2:, 1], present[3:, 3] = False, False, False
     rows[~present] = float("nan")
-    found, known = global_prototypes(rows, present, cov)
+    found, known, shares = global_prototypes(rows, present, cov)
     assert known.tolist() == [True, False, True, True]  # two prototypes are too few
-    for row, c in zip(found, (0, 2, 3), strict=True):
+    for row, share, c in zip(found, shares, (0, 2, 3), strict=True):
         x = rows[present[:, c], c].double()
         weights = mahalanobis_weights(x.unsqueeze(0), torch.ones(1, len(x), dtype=torch.bool), cov)[0]
         assert torch.allclose(row.double(), weights @ x, atol=1e-6)
+        assert torch.allclose(share[present[:, c]], weights)
+        assert not share[~present[:, c]].any()
 
 
 def test_identical_prototypes_are_their_own_global_one() -> None:
     rows = torch.full((4, 1, 3), 0.7)
     for cov in ("full", "diag", "ledoit_wolf"):
-        found, known = global_prototypes(rows, torch.ones(4, 1, dtype=torch.bool), cov)  # type: ignore[arg-type]
+        found, known, _ = global_prototypes(rows, torch.ones(4, 1, dtype=torch.bool), cov)  # type: ignore[arg-type]
         assert torch.allclose(found, rows[0])
         assert known.all()
 
@@ -509,7 +511,7 @@ def test_removed_clients_prototypes_are_forgotten() -> None:
     j.advance()
     method: Any = j.method
     stay = torch.tensor([1, 2, 4, 5])
-    expected, known = global_prototypes(method.prototypes[stay], method.present[stay], "full")
+    expected, known, _ = global_prototypes(method.prototypes[stay], method.present[stay], "full")
     assert known.tolist() == [True, True, False, False, False]
     assert torch.equal(goals[-1], expected)
 

@@ -67,6 +67,12 @@ def test_values_that_are_not_meant_are_refused_with_what_is(name: str, value: ob
     assert f"{name}={value!r}" in str(error.value)
 
 
+def test_types_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    validated(Schema, {"count": 2})
+    monkeypatch.setattr("fedkin.options.get_type_hints", lambda schema: 1 / 0)
+    assert validated(Schema, {"count": "4"}).count == 4
+
+
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'count'"):
         validated(Schema, {"cuont": 1})

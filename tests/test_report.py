@@ -142,12 +142,11 @@ def test_masks_grow_and_pulls_cross(done: dict[str, Result]) -> None:
 def test_the_prototype_weights_make_the_global_prototypes() -> None:
     import torch
 
-    from fedkin.methods.prototypes import global_prototypes, mahalanobis_weights
+    from fedkin.methods.prototypes import global_prototypes
 
     rows, has = torch.randn(7, 4, 5), torch.rand(7, 4) < 0.8
-    goals, known = global_prototypes(rows, has, "diag")
-    for goal, k in zip(goals, torch.nonzero(known).flatten().tolist(), strict=True):
-        weights = mahalanobis_weights(rows[:, [k]].transpose(0, 1), has[:, [k]].T, "diag")[0]
+    goals, known, shares = global_prototypes(rows, has, "diag")
+    for goal, weights, k in zip(goals, shares, torch.nonzero(known).flatten().tolist(), strict=True):
         torch.testing.assert_close(weights.float() @ rows[:, k].where(has[:, [k]], 0.0), goal)
 
 

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +390,48 @@ def test_a_foreign_split_is_refused(content: bytes | None, tmp_path: Path) -> No
         RunFolder.open(folder).split()
 
 
+def test_a_split_is_measured_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = good(tmp_path, "run-1")
+    arrays = {k: np.zeros(2, np.int64) for p in ("train", "validation", "test") for k in (p, f"{p}_ends")}
+    monkeypatch.setattr("fedkin.track.folder.MAX_ROWS", 1 << 20)
+    with open(folder / "split.npz", "wb") as file:
+        np.savez_compressed(file, names=np.array(["a", "b"]), **{**arrays, "train": np.zeros(1 << 20, np.int64)})
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda *given: 1 / 0)
+    with pytest.raises(DataError, match=r"split\.npz: unpacked it has 8\d* bytes, larger than the limit"):
+        RunFolder.open(folder).split()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (100000000000,), }",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (100000000000, 0), }",
+        "{'descr': '<U0', 'fortran_order': False, 'shape': (100000000000,), }",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }",
+    ],
+)
+def test_an_array_is_not_larger_than_its_bytes(header: str, tmp_path: Path) -> None:
+    folder = good(tmp_path, "run-1")
+    with zipfile.ZipFile(folder / "split.npz", "w") as archive:
+        for name in ("names", *(k for p in ("train", "validation", "test") for k in (p, f"{p}_ends"))):
+            archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
+    with pytest.raises(DataError, match=r"split\.npz"):
+        RunFolder.open(folder).split()
+
+
+def test_numbers_beyond_all_bounds_are_none(tmp_path: Path) -> None:
+    vast = 10**400
+    parts = {"accuracy": {"macro": vast, "micro": 12.5}, "best": {"round": vast, "macro": -vast}, "seconds": vast,
+             "bytes": {"down": vast, "up": 3}}  # fmt: skip
+    folder = good(tmp_path, "run-1", result=parts)
+    info = RunFolder.open(folder).info
+    assert math.isnan(info.accuracy["macro"])
+    assert math.isnan(info.seconds)
+    assert (info.accuracy["micro"], info.bytes) == (12.5, 3)
+    assert "run-1" in call("runs", "--sort", "accuracy", "--runs-dir", str(tmp_path)).stdout
+    assert "metrics.sqlite" in call("show", "run-1", "--runs-dir", str(tmp_path), code=1).stderr
+
+
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     good(tmp_path, "run-1", config={**Config().to_dict(), "method": "[bold]x\x1b[2J", "data": "[red]d\x1b]0;t\x07"})
     shown = call("runs", "--runs-dir", str(tmp_path)).stdout
@@ -541,3 +584,16 @@ def test_listing_needs_no_torch(home: Path) -> None:
     code = (f"import sys; from fedkin.track.catalogue import Catalogue as C; assert len(C({str(home)!r}).runs()) == 3; "
             "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)")  # fmt: skip
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("attack", ["input-noise:sigma=1,test=true", "lf", "backdoor"])
+def test_the_split_names_samples_and_not_what_attackers_make_of_them(attack: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"clients": 10, "rounds": 1, "epochs": 1, "malicious": 0.3}
+    honest = api.run("fedavg", runs_dir=str(tmp_path), **settings)
+    hostile = api.run("fedavg", runs_dir=str(tmp_path), attack=attack, **settings)
+    assert honest.run is not None
+    assert hostile.run is not None
+    one, other = RunFolder.open(honest.run).split(), RunFolder.open(hostile.run).split()
+    for part in ("train", "test"):
+        assert all(np.array_equal(a, b) for a, b in zip(one[part], other[part], strict=True))
+    assert np.array_equal(one["class_counts_test"], other["class_counts_test"])

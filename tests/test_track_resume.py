@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import fedkin as fk
 from fedkin import api
+from fedkin.cli import app
 from fedkin.config import make_config
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.federation import Clients
@@ -312,6 +314,43 @@ def test_a_checkpoint_ahead_of_its_database_is_passed_over(tmp_path: Path) -> No
     assert run.table("rounds")["round"] == [1, 2, 3, 4, 5]
 
 
+CUT_SHORT = """
+import os, sqlite3, sys
+base = sqlite3.connect(sys.argv[1], isolation_level=None)
+base.execute("PRAGMA cache_size=1")
+base.execute("PRAGMA cache_spill=1")
+base.execute("BEGIN")
+for i in range(3000):
+    base.execute("INSERT INTO notes VALUES (9, 'big', ?)", ("x" * 900,))
+os._exit(0)
+"""
+
+
+def test_a_commit_that_was_cut_short_is_rolled_back_by_resuming_alone(tmp_path: Path) -> None:
+    """Whoever only reads obeys no journal: it may be anybody's."""
+    whole = api.run("fedavg", **TINY, runs_dir=str(tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        api.run("fedavg", **TINY, runs_dir=str(tmp_path / "broken"), on_event=stop_after(3))
+    run = only_run(tmp_path / "broken")
+    path, where = run.path / "metrics.sqlite", ("--runs-dir", str(tmp_path / "broken"))
+    sound = path.read_bytes()
+    subprocess.run([sys.executable, "-c", CUT_SHORT, str(path)], check=True, timeout=60)
+    torn = {p.name: p.read_bytes() for p in run.path.iterdir() if p.is_file()}
+    assert torn["metrics.sqlite"] != sound
+    says = f"cut short while writing; fedkin resume {run.info.id} repairs it"
+    with pytest.raises(DataError, match=says):
+        run.table("rounds")
+    listed = CliRunner().invoke(app, ["runs", *where])
+    assert (listed.exit_code, "interrupted" in listed.stdout) == (0, True)
+    for command in ("show", "report"):
+        told = CliRunner().invoke(app, [command, "last", *where])
+        assert (told.exit_code, "Traceback" in told.output) == (1, False), told.output
+        assert says in " ".join(told.output.split())
+    assert {p.name: p.read_bytes() for p in run.path.iterdir() if p.is_file()} == torn
+    same(whole, api.resume(str(run.path)))
+    assert repr(tables(only_run(tmp_path / "whole"))) == repr(tables(only_run(tmp_path / "broken")))
+
+
 def test_other_data_are_refused(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(200, 5)).astype(np.float32), rng.integers(0, 4, 200)
@@ -335,6 +374,41 @@ def test_hostile_state_is_no_memory_of_a_method(tmp_path: Path) -> None:
         state = {**job.state(), "method": {name: 1}}
         with pytest.raises(DataError, match="no memory"):
             job.restore(state)
+
+
+def test_the_run_of_real_sites_is_resumed_by_its_server(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        api.run("fedavg", **TINY, runs_dir=str(tmp_path), on_event=stop_after(3))
+    run = only_run(tmp_path)
+    (run.path / "sites.json").write_text("[]")
+    told = CliRunner().invoke(app, ["resume", "last", "--runs-dir", str(tmp_path)])
+    assert told.exit_code == 2
+    assert f"fedkin server --resume {run.info.id}" in " ".join(told.stderr.split())
+
+
+class Normed(nn.Sequential):
+    """A network with statistics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+
+
+@pytest.mark.parametrize("rule", ["fltrust:root=20", "bucketing:base=fltrust"])
+def test_the_statistics_of_the_servers_own_training_go_on(rule: str) -> None:
+    torch.manual_seed(0)
+    config, model = make_config({**TINY, **HOSTILE, "rule": rule, "buffers": "local", "way": "each"}), Normed()
+    whole, broken, resumed = (prepare(config, model=model) for _ in range(3))
+    whole.advance()
+    whole.advance()
+    broken.advance()
+    packer = Packer()
+    packed = packer.pack(broken.state())
+    samples = np.array([len(p) for p in resumed.site.parts["train"]], np.int64)
+    resumed.restore(Unpacker(packer.tensors, torch.device("cpu"), samples).unpack(packed))
+    (before,), _ = broken.fed.state()["average"], resumed.advance()
+    (expected,), (found,) = (job.fed.state()["average"] for job in (whole, resumed))
+    assert torch.equal(found["buffers"], expected["buffers"])
+    assert not torch.equal(found["buffers"], before["buffers"])  # it learns on
 
 
 def test_two_cannot_work_on_one_run(tmp_path: Path) -> None:
@@ -554,3 +628,4 @@ def test_stopping_says_where(tmp_path: Path) -> None:
 
 def test_fk_names_are_there() -> None:
     assert fk.run is api.run
+    assert fk.resume is api.resume

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedkin.api import compare, run
+    from fedkin.api import compare, resume, run
     from fedkin.cohort import Cohort, Keep, Model
     from fedkin.compute.losses import align, cross_entropy, guide
     from fedkin.compute.optim import SGD, Adam
@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 # Names are looked up when first used: importing torch takes seconds, and `fedkin --help` does not need it.
 _HOMES = {
-    "fedkin.api": ("compare", "run"),
+    "fedkin.api": ("compare", "resume", "run"),
     "fedkin.cohort": ("Cohort", "Keep", "Model"),
     "fedkin.compute.losses": ("align", "cross_entropy", "guide"),
     "fedkin.compute.optim": ("SGD", "Adam"),
@@ -48,5 +48,5 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "METHODS", "MODELS", "SGD", "Adam", "Clients", "Cohort", "Config", "DataError", "FedKinError", "Federation",
     "Keep", "Layout", "Method", "Model", "Result", "UsageError", "align", "compare", "cross_entropy", "dirichlet",
-    "each", "groups", "guide", "iid", "natural", "option", "pathological", "run", "shards", "weighted_mean",
+    "each", "groups", "guide", "iid", "natural", "option", "pathological", "resume", "run", "shards", "weighted_mean",
 ]  # fmt: skip

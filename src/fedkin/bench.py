@@ -177,7 +177,8 @@ def method_costs(device: torch.device, quick: bool) -> list[dict[str, Any]]:
         mine, theirs = (statistics.median(column) for column in zip(*seconds, strict=True))
         about = f"a round of {name} over one of {beside}, {clients} clients of {model}, 60 samples, 5 epochs"
         rows.append({"case": f"{name}/{beside}", "about": about, "ratio": mine / theirs, "cohort_s": mine})
-    for name, clients, model, classes in (("fedcap", 20, "fedcap-cifar", 10), ("pfedcs", 100, "cnn-512", 100)):
+    steps = (("fedcap", 20, "fedcap-cifar", 10), ("pfedcs", 100, "cnn-512", 10), ("pfedcs", 100, "cnn-512", 100))
+    for name, clients, model, classes in steps:
         job = _method_job(name, clients, model, classes, 10, 1, device)
         server = [_round_seconds(job)[1] for _ in range(rounds + 2)][2:]
         about = f"{name}'s server step, {clients} clients of {model}, {classes} classes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Described:
 
 
 def describe(schema: type[Any]) -> list[Described]:
-    hints = get_type_hints(schema)
+    hints = _hints(schema)  # type: ignore[arg-type]
     return [
         Described(f.name, _type_name(kind), _default(f), f.metadata.get("help", ""), _accepts(f, kind))
         for f, kind in ((f, hints[f.name]) for f in dataclasses.fields(schema))
@@ -45,7 +46,7 @@ def describe(schema: type[Any]) -> list[Described]:
 def validated(schema: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """Build `schema` from names and values; text is converted; unknown names and bad values are refused."""
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
-    hints = get_type_hints(schema)
+    hints = _hints(schema)  # type: ignore[arg-type]
     built: dict[str, Any] = {}
     for raw, value in values.items():
         name = raw.replace("-", "_")
@@ -56,6 +57,12 @@ def validated(schema: type[T], values: Mapping[str, Any], where: str = "") -> T:
         return schema(**built)
     except TypeError as error:
         raise UsageError(f"{where or schema.__name__}: {error}") from error
+
+
+@functools.cache
+def _hints(schema: type[Any]) -> dict[str, Any]:
+    """The types of a schema's fields. Working them out takes longer than all the rest; they do not change."""
+    return get_type_hints(schema)
 
 
 def _convert(name: str, kind: Any, value: Any, field: dataclasses.Field[Any]) -> Any:

@@ -377,7 +377,7 @@ def prepare(
     `tamper` and `average` replace what the configuration's attack and rule would do; `chooser` trains in place of the
     run's own; `sources` are data sets that lie on the device already, by the data set's identity (for runs that share
     them; one that an attacker changes is never shared)."""
-    average = average or _rule(config)
+    average = average or average_of(config)
     attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
     kind = method or METHODS[config.method]
     options = options_of(kind, config.options, config.method)
@@ -407,7 +407,7 @@ def prepare(
     example = sample.batch(torch.arange(len(sample.y)))
     forward = trace(network, layout, example)
     initial = layout.row(network).to(device)
-    _check_classes(forward, layout, initial, example, dataset.classes)
+    check_outputs(forward, layout, initial, example, dataset.classes)
     point = kind.eval_point if config.eval_point == "auto" else config.eval_point
     site = Site(
         forward=forward, layout=layout, initial=initial, source=source,
@@ -496,7 +496,8 @@ def named_spec(spec: str) -> tuple[str, dict[str, str]]:
     return name, {key: value for key, _, value in pairs}
 
 
-def _rule(config: Config) -> Average:
+def average_of(config: Config) -> Average:
+    """How the configuration's rule combines what clients send."""
     name, options = named_spec(config.rule)
     return weighted_mean if name == "mean" and not options else Watched(make_rule(name, options))
 
@@ -557,7 +558,8 @@ def pick_precision(name: str, device: torch.device) -> Literal["fp32", "tf32", "
     return name  # type: ignore[return-value]
 
 
-def _check_classes(forward: Any, layout: Layout, row: torch.Tensor, example: torch.Tensor, classes: int) -> None:
+def check_outputs(forward: Any, layout: Layout, row: torch.Tensor, example: torch.Tensor, classes: int) -> None:
+    """A network needs an output for every class."""
     with torch.no_grad():
         logits = forward(layout.tensors(row.cpu().unsqueeze(0)), example, 1, Context()).logits
     if logits.shape[-1] < classes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -99,7 +98,8 @@ def demo(json: Json = False) -> None:
     configs = grid_configs(list(METHODS), {**SETTINGS, "runs_dir": folder, "checkpoint_every": 0}, [], None)
     title = "Handwritten digits, 20 clients with two classes each: all honest, then three in ten hostile"
     grid = run_grid(configs, title, tracked=folder is not None)
-    show(grid, json, closing=lambda grid: sentences(grid) + (report_of(folder) if folder else []))
+    kept = f"fedkin runs --runs-dir {folder} lists what was done; fedkin demo begins anew"
+    show(grid, json, closing=lambda grid: sentences(grid) + (report_of(folder) if folder else []), go_on=kept)
 
 
 @command("split", """
@@ -271,7 +271,6 @@ TOPICS = ("runs", "sweeps", "reports", "web", "scaffold", "reproduce", "deploy",
 """Modules beside this one with more commands: importing one registers them."""
 
 for _topic in TOPICS:
-    if find_spec(f"fedkin.cli.{_topic}") is not None:
-        import_module(f"fedkin.cli.{_topic}")
+    import_module(f"fedkin.cli.{_topic}")
 
 __all__ = ["DEPLOY", "LOOK", "MAKE", "RUNS", "TRAIN", "Json", "RunsDir", "Sets", "app", "command", "everything", "main"]

@@ -13,7 +13,7 @@ from fedkin.cli.console import messages, percent, print_json, safe, screen, seco
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.errors import unknown
 from fedkin.track.catalogue import Broken, Catalogue, diff
-from fedkin.track.folder import STATUSES, RunFolder, RunInfo
+from fedkin.track.folder import STATUSES, RunFolder, RunInfo, number
 
 COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
 SORTS: dict[str, Callable[[RunInfo], Any]] = {
@@ -145,7 +145,7 @@ def _scores(info: RunInfo) -> Any:
         lines.append((f"best (round {best.get('round')})", best))
     for name, values in lines:
         numbers = (values.get(k) for k in ("macro", "micro", "worst_decile", "std"))
-        made.add_row(name, *(percent(v if isinstance(v, int | float) else math.nan) for v in numbers))
+        made.add_row(name, *(percent(number(v)) for v in numbers))
     return made
 
 

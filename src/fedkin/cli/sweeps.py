@@ -138,8 +138,14 @@ def _write(found: Any, metric: str, markdown: str | None, latex: str | None, csv
         messages().print(f"written: {escape(str(tables.write(path, text)))}", soft_wrap=True)
 
 
-def show(found: Any, json: bool, metric: str = "macro", closing: Callable[[Any], list[str]] | None = None) -> None:
-    """The table (or the JSON), then how it ended."""
+def show(
+    found: Any,
+    json: bool,
+    metric: str = "macro",
+    closing: Callable[[Any], list[str]] | None = None,
+    go_on: str = "the same command goes on from there",
+) -> None:
+    """The table (or the JSON), then how it ended; `go_on`: what to do with what was stopped."""
     from fedkin.cli.grid import summary_table
 
     if json:
@@ -147,12 +153,12 @@ def show(found: Any, json: bool, metric: str = "macro", closing: Callable[[Any],
     elif found.results:
         out = screen()
         out.print(summary_table(found, metric))
-        for sentence in closing(found) if closing else []:
+        for sentence in closing(found) if closing and found.signal is None else []:
             out.print(sentence)
     if found.signal is not None:
         left = sum(c.state in ("interrupted", "waiting") for c in found.cells)
         name = "Ctrl-C" if found.signal == 2 else "SIGTERM"
-        complain(f"stopped by {name} with {left} of {len(found.cells)} runs to do; the same command goes on from there")
+        complain(f"stopped by {name} with {left} of {len(found.cells)} runs to do; {go_on}")
         raise typer.Exit(128 + found.signal)
     if found.failed:
         complain(f"{len(found.failed)} of {len(found.cells)} runs failed")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkin.compute import keys
-from fedkin.compute.ways import Batch, Loss, Stack, Work, _noise, loss_of, mean_losses, on_device, step_rows
+from fedkin.compute.ways import Batch, Loss, Stack, Work, dropout_keys, loss_of, mean_losses, on_device, step_rows
 
 SEGMENT = 256  # steps whose samples lie on the device at once
 SIZES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12, 0.08, 0.05)
@@ -105,7 +105,7 @@ class Captured:
         if self.moves is not None and work.plan.moves is not None:
             self.moves[:span, :count].copy_(on_device(work.plan.moves[begin:end, clients], device))
         if self.noise is not None:
-            drawn = _noise(work, order.tolist(), end)
+            drawn = dropout_keys(work, order.tolist(), end)
             assert drawn is not None
             self.noise[:span, :count].copy_(drawn[begin:end])
         self.at.zero_()

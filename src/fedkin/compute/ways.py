@@ -127,7 +127,7 @@ def _steps_of_row(work: Work, r: int, tape: Tape | None) -> float:
     moves = None
     if work.plan.moves is not None:
         moves = torch.from_numpy(np.ascontiguousarray(work.plan.moves[:, work.client[r]])).to(source.device)
-    noise = _noise(work, [r], len(sizes))
+    noise = dropout_keys(work, [r], len(sizes))
     value = torch.zeros((), device=source.device)
     if tape is None:
         for t in learn:
@@ -186,7 +186,7 @@ def _fresh_memory(work: Work, learn: Sequence[Tensor]) -> list[list[Tensor]]:
     return [[torch.zeros_like(t) for t in learn] for _ in range(work.opt.buffers)]
 
 
-def _noise(work: Work, rows: Sequence[int], steps: int) -> Tensor | None:
+def dropout_keys(work: Work, rows: Sequence[int], steps: int) -> Tensor | None:
     """Dropout keys, int64 [S, len(rows)]."""
     if work.noise is None:
         return None
@@ -340,7 +340,7 @@ def batched(work: Work) -> Tensor:
     clients = work.client[order]
     table, sizes = on_device(work.plan.table[:, clients], device), on_device(work.plan.sizes[:, clients], device)
     moves = None if work.plan.moves is None else on_device(work.plan.moves[:, clients], device)
-    noise = _noise(work, order.tolist(), len(sizes))
+    noise = dropout_keys(work, order.tolist(), len(sizes))
     counts = (work.plan.sizes[:, clients] > 0).sum(1)
     sums = torch.zeros(len(order), device=device)
     functions: dict[int, Loss] = {}

@@ -206,16 +206,16 @@ def _read_client(file: Path, label: str) -> list[Array]:
             raise DataError(f"{file} does not exist") from None
         keys = ("x_train", "y_train", "x_test", "y_test") if "x_train" in arrays else ("x", "y")
         return [column(arrays, key, file) for key in keys]
-    header, columns = _read_csv(file) if file.suffix == ".csv" else _read_parquet(file)
+    header, columns = read_csv(file) if file.suffix == ".csv" else read_parquet(file)
     if label not in header:
         raise DataError(f"{file}: expected a column {label!r}, found {', '.join(header) or 'nothing'}")
     if len(header) < 2:
         raise DataError(f"{file}: expected at least one column beside {label!r}")
-    features = [_numbers(file, n, values) for n, values in zip(header, columns, strict=True) if n != label]
-    return [np.stack(features, axis=1), _whole_or_words(columns[header.index(label)])]
+    features = [numbers(file, n, values) for n, values in zip(header, columns, strict=True) if n != label]
+    return [np.stack(features, axis=1), whole_or_words(columns[header.index(label)])]
 
 
-def _read_csv(file: Path) -> tuple[list[str], list[Array]]:
+def read_csv(file: Path) -> tuple[list[str], list[Array]]:
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             header, *rows = list(csv.reader(stream)) or [[]]
@@ -228,7 +228,7 @@ def _read_csv(file: Path) -> tuple[list[str], list[Array]]:
     return header, [np.array([row[i] for row in rows], dtype=str) for i in range(len(header))]
 
 
-def _read_parquet(file: Path) -> tuple[list[str], list[Array]]:
+def read_parquet(file: Path) -> tuple[list[str], list[Array]]:
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -240,14 +240,14 @@ def _read_parquet(file: Path) -> tuple[list[str], list[Array]]:
     return list(table.column_names), [table.column(n).to_numpy() for n in table.column_names]
 
 
-def _numbers(file: Path, name: str, values: Array) -> Array:
+def numbers(file: Path, name: str, values: Array) -> Array:
     try:
         return values.astype(np.float32)
     except (TypeError, ValueError) as error:
         raise DataError(f"{file}: column {name!r} is not numeric ({error}); encode it as numbers first") from error
 
 
-def _whole_or_words(values: Array) -> Array:
+def whole_or_words(values: Array) -> Array:
     """A label column from text: numbers where all of it is whole numbers, so that 10 sorts after 9."""
     if values.dtype.kind not in "UO":
         return values

@@ -14,8 +14,8 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import fft, ndimage
 
 from fedkin.data.dataset import Dataset
 from fedkin.data.split import Split
@@ -103,8 +103,8 @@ def defocus_blur(x: Floats, level: int, rng: Rng) -> Floats:
     disk = (reach[:, None] ** 2 + reach**2 <= radius**2).astype(np.float32)
     edge = np.exp(-(np.arange(-1, 2) ** 2) / (2 * smooth**2))
     edge /= edge.sum()
-    kernel = ndimage.convolve(disk / disk.sum(), np.outer(edge, edge), mode="constant")
-    blurred: Floats = ndimage.convolve(x, kernel[None, None].astype(np.float32), mode="mirror")
+    kernel = scipy.ndimage.convolve(disk / disk.sum(), np.outer(edge, edge), mode="constant")
+    blurred: Floats = scipy.ndimage.convolve(x, kernel[None, None].astype(np.float32), mode="mirror")
     return blurred
 
 
@@ -209,7 +209,7 @@ def elastic_transform(x: Floats, level: int, rng: Rng) -> Floats:
     rows, cols = _affine_grid(len(x), x.shape[2:], affine, rng)
     warped = _sample(x, rows, cols)
     noise = rng.uniform(-1, 1, (2, len(x), *x.shape[2:]))
-    shift = ndimage.gaussian_filter(noise, (0, 0, sigma, sigma), mode="reflect", truncate=3) * move
+    shift = scipy.ndimage.gaussian_filter(noise, (0, 0, sigma, sigma), mode="reflect", truncate=3) * move
     grid = np.mgrid[: x.shape[2], : x.shape[3]]
     return _sample(warped, grid[0] + shift[0], grid[1] + shift[1])
 
@@ -256,13 +256,13 @@ def _quantise(planes: Floats, table: NDArray[np.int64], quality: int) -> Floats:
     n, c, height, width = planes.shape
     padded = np.pad(planes, ((0, 0), (0, 0), (0, -height % 8), (0, -width % 8)), mode="edge")
     blocks = padded.reshape(n, c, padded.shape[2] // 8, 8, padded.shape[3] // 8, 8)
-    coefficients = fft.dctn(blocks, axes=(3, 5), norm="ortho") / steps[:, None, :]
-    restored: Floats = fft.idctn(np.rint(coefficients) * steps[:, None, :], axes=(3, 5), norm="ortho")
+    coefficients = scipy.fft.dctn(blocks, axes=(3, 5), norm="ortho") / steps[:, None, :]
+    restored: Floats = scipy.fft.idctn(np.rint(coefficients) * steps[:, None, :], axes=(3, 5), norm="ortho")
     return restored.reshape(padded.shape)[:, :, :height, :width]
 
 
 def _smooth(x: Floats, sigma: float) -> Floats:
-    smooth: Floats = ndimage.gaussian_filter(x, (0, 0, sigma, sigma), mode="nearest")
+    smooth: Floats = scipy.ndimage.gaussian_filter(x, (0, 0, sigma, sigma), mode="nearest")
     return smooth
 
 

@@ -88,7 +88,7 @@ def predict(model: Personal, x: Any, labels: Any = None) -> Predictions:
 def read_samples(path: str | Path, label: str = "label") -> tuple[Array, Array | None]:
     """Samples and, where the file has them, labels: .npz (x, y; or x_test, y_test), .csv or .parquet."""
     from fedkin.data.files import MissingFile, read_npz
-    from fedkin.data.own import _numbers, _read_csv, _read_parquet, _whole_or_words
+    from fedkin.data.own import numbers, read_csv, read_parquet, whole_or_words
 
     file = Path(path).expanduser()
     if not file.is_file():
@@ -104,8 +104,8 @@ def read_samples(path: str | Path, label: str = "label") -> tuple[Array, Array |
         return arrays[key], arrays.get(key.replace("x", "y", 1))
     if file.suffix not in (".csv", ".parquet"):
         raise UsageError(f"{file}: give an .npz, .csv or .parquet file")
-    header, columns = _read_csv(file) if file.suffix == ".csv" else _read_parquet(file)
-    features = [_numbers(file, n, values) for n, values in zip(header, columns, strict=True) if n != label]
+    header, columns = read_csv(file) if file.suffix == ".csv" else read_parquet(file)
+    features = [numbers(file, n, values) for n, values in zip(header, columns, strict=True) if n != label]
     if not features or not len(features[0]):
         raise DataError(f"{file} holds no samples: expected a line of column names, then one line a sample")
-    return np.stack(features, axis=1), _whole_or_words(columns[header.index(label)]) if label in header else None
+    return np.stack(features, axis=1), whole_or_words(columns[header.index(label)]) if label in header else None

@@ -31,16 +31,13 @@ from fedkin.federation import Answer, Faults, Federation, gate
 from fedkin.layout import Layout
 from fedkin.methods import METHODS, options_of
 from fedkin.models import build, default_model
-from fedkin.rounds import Job, Listener, Prepared, Result
-from fedkin.rounds import _check_classes as check_outputs
-from fedkin.rounds import _rule as average_of
+from fedkin.rounds import Job, Listener, Prepared, Result, average_of, check_outputs
 from fedkin.track import checkpoint, database
 from fedkin.track.catalogue import runs_folder
-from fedkin.track.folder import CHECKPOINTS, METRICS, RunFolder
+from fedkin.track.folder import CHECKPOINTS, METRICS, SITES, RunFolder
 from fedkin.track.recorder import Recorder
 from fedkin.track.runs import follow
 
-SITES = "sites.json"
 ONLY_SIMULATED = {"attack": "none", "drop": 0.0, "straggle": 0.0, "shift": None}
 
 
@@ -189,7 +186,9 @@ class OpenLink:
         self.signed: dict[str, bytes] = {}
         certificate = None
         if serving.keys is not None:
-            self.signed = signed_keys(serving.keys)
+            self.signed = {name: site.pem for name, site in key_files.sites(serving.keys).items()}
+            if not self.signed:
+                raise UsageError(f"no site's key is signed in {serving.keys}: fedkin keys sign {serving.keys} NAME.pub")
             certificate = (serving.keys / "server.crt", serving.keys / "server.key")
             key_files.check_private(certificate[1])
         keys_or_none = self.signed if serving.keys is not None else None
@@ -213,19 +212,6 @@ class OpenLink:
         """Rounds that the server could go back to."""
         names = checkpoint.names(self.folder / CHECKPOINTS) if self.folder is not None else []
         return [int(n.removeprefix("round-")) for n in names if n.startswith("round-")]
-
-
-def signed_keys(folder: Path) -> dict[str, bytes]:
-    """The public keys of the sites that may join, by name, as Flower wants them."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-
-    found = key_files.sites(folder)
-    if not found:
-        raise UsageError(f"no site's key is signed in {folder}: fedkin keys sign {folder} NAME.pub")
-    return {
-        name: load_ssh_public_key(site.public.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        for name, site in found.items()
-    }
 
 
 def _check(config: Config) -> None:

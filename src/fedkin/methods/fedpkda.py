@@ -22,7 +22,7 @@ from fedkin.compute.optim import SGD
 from fedkin.federation import Clients, Federation, Masked, Replies, Reply
 from fedkin.layout import Layout
 from fedkin.methods.base import METHODS, Method, option
-from fedkin.methods.prototypes import PrototypeOptions, global_prototypes, mahalanobis_weights, phase, remember, spread
+from fedkin.methods.prototypes import PrototypeOptions, global_prototypes, phase, remember, spread
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,9 @@ class FedPKDA(Method):
             self.present = remember(self.present, ids, replies["present"])
             fed.note("epsilon", self.options.spend(self.spent, ids, replies["fewest"], self.prototypes.shape[2]))
         alive = torch.from_numpy(fed.alive.ids).to(self.present.device)
-        rows, has, cov = self.prototypes[alive], self.present[alive], self.options.cov
-        goals, known = global_prototypes(rows, has, cov)
+        goals, known, weights = global_prototypes(self.prototypes[alive], self.present[alive], self.options.cov)
         classes = torch.nonzero(known).flatten().tolist()
-        weights = [mahalanobis_weights(rows[:, [k]].transpose(0, 1), has[:, [k]].T, cov)[0].tolist() for k in classes]
-        fed.note("prototype_weights", {"clients": list(fed.alive), "classes": classes, "weights": weights})
+        fed.note("prototype_weights", {"clients": list(fed.alive), "classes": classes, "weights": weights.tolist()})
         return goals, known
 
     def weights(self, fed: Federation, replies: Replies) -> Tensor | None:

@@ -130,20 +130,21 @@ def remember(memory: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
     return memory
 
 
-def global_prototypes(prototypes: Tensor, present: Tensor, cov: Covariance) -> tuple[Tensor, Tensor]:
-    """From [N, C, F] and what of it exists [N, C]: the prototypes of the classes with three or more, and which those
-    are, [C]: p_G^k = sum_i w_i^k p_i^k (eq. 7)."""
+def global_prototypes(prototypes: Tensor, present: Tensor, cov: Covariance) -> tuple[Tensor, Tensor, Tensor]:
+    """From [N, C, F] and what of it exists [N, C]: the prototypes of the classes with three or more, which those are,
+    [C], and each client's weights in them: p_G^k = sum_i w_i^k p_i^k (eq. 7)."""
     known = present.sum(0) >= FEWEST
     classes = torch.nonzero(known).flatten()
     clients, _, width = prototypes.shape
     together = max(1, AT_ONCE // (clients * (clients + width) + 1))
-    found = [prototypes.new_zeros(0, width)]
+    found, shares = [prototypes.new_zeros(0, width)], [prototypes.new_zeros(0, clients, dtype=torch.float64)]
     for begin in range(0, len(classes), together):
         some = classes[begin : begin + together]
         rows, has = prototypes[:, some].transpose(0, 1), present[:, some].T
-        weights = mahalanobis_weights(rows, has, cov).to(rows.dtype)
+        shares.append(mahalanobis_weights(rows, has, cov))
+        weights = shares[-1].to(rows.dtype)
         found.append((weights.unsqueeze(1) @ rows.where(has.unsqueeze(2), 0.0)).squeeze(1))
-    return torch.cat(found), known
+    return torch.cat(found), known, torch.cat(shares)
 
 
 def mahalanobis_weights(rows: Tensor, present: Tensor, cov: Covariance) -> Tensor:

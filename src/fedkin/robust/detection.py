@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,16 +120,33 @@ class Detector:
     reference: Tensor | None = None
 
 
+class Keeper(Server, Protocol):
+    """A server that remembers something for its rule from round to round, as a checkpoint holds it."""
+
+    def state(self) -> Any: ...
+
+    def restore(self, state: Any) -> None: ...
+
+
 class Watched:
     """A rule that remembers its last outcome, for whoever knows which clients the rows came from."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.last: Outcome | None = None
+        self._server: Keeper | None = None
 
-    def meet(self, server: Server) -> None:
+    def meet(self, server: Keeper) -> None:
         """Gives the rule what only a run can."""
-        self.rule = self.rule.given(server)
+        self.rule, self._server = self.rule.given(server), server
+
+    def state(self) -> Any:
+        """What the server keeps for the rule from round to round."""
+        return None if self._server is None else self._server.state()
+
+    def restore(self, state: Any) -> None:
+        if self._server is not None:
+            self._server.restore(state)
 
     def __call__(self, rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
         self.last = apply(self.rule, rows, weights, start)

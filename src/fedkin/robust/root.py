@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
@@ -25,6 +25,14 @@ class Desk:
     site: Site
     now: Callable[[], int]  # the present round
     frozen_head: bool = False
+    kept: list[Store] = field(default_factory=list)  # of each trainer: statistics of layers that do not travel
+
+    def state(self) -> list[dict[str, Tensor]]:
+        return [dict(store.tensors) for store in self.kept]
+
+    def restore(self, state: Sequence[Mapping[str, Tensor]]) -> None:
+        for store, tensors in zip(self.kept, state, strict=True):
+            store.tensors = {name: tensors[name] for name in tensors if name in store.keeps}
 
     def bounds(self, width: int) -> tuple[int, ...]:
         """The columns at which tensors begin in rows of this width, and the end."""
@@ -55,6 +63,7 @@ class Desk:
             store=Store(1, {}, self.site.layout, self.site.initial), chooser=Chooser(self._way()), hold=False,
             poisoned=None,
         )  # fmt: skip
+        self.kept.append(own.store)
 
         def update(start: Tensor) -> Tensor:
             server, part = Cohort(own, np.zeros(1, np.int64), self.now(), "root"), self.part(len(start))

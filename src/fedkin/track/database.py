@@ -116,7 +116,8 @@ def _plain(value: Any) -> Any:
 def read_table(
     path: Path, name: str, where: Mapping[str, Any] | None = None, columns: Sequence[str] | None = None
 ) -> dict[str, list[Any]]:
-    """A table's columns. The file may be anybody's: only plain tables of ours are read, and nothing is run."""
+    """A table's columns. The file may be anybody's: only plain tables of ours are read, nothing is run, and nothing
+    written, not even to roll back a commit that was cut short: what a journal says is its author's to say."""
     if name not in TABLES:
         raise unknown("table", name, TABLES)
     wanted = list(columns) if columns is not None else list(TABLES[name])
@@ -129,20 +130,23 @@ def read_table(
     query = f"SELECT {', '.join(wanted)} FROM {name} WHERE {conditions} ORDER BY rowid LIMIT {MOST_ROWS}"
     values = list((where or {}).values())
     try:
-        try:
-            rows = _query(path, name, query, values, "ro")
-        except sqlite3.OperationalError as error:
-            if "readonly" not in str(error) and "unable to open" not in str(error):
-                raise
-            rows = _query(path, name, query, values, "rw")  # a commit was cut short: SQLite rolls it back first
+        rows = _query(path, name, query, values)
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as the metrics of a run: {error}") from None
+        raise unreadable(path, error) from None
     return {c: list(found) for c, found in zip(wanted, zip(*rows, strict=True) if rows else [()] * len(wanted),
                                                strict=True)}  # fmt: skip
 
 
-def _query(path: Path, name: str, query: str, values: Sequence[Any], mode: str) -> list[tuple[Any, ...]]:
-    base = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=PATIENCE)
+def unreadable(path: Path, error: Exception) -> DataError:
+    """Why the metrics of a run cannot be read, and what helps."""
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:  # there is a journal to be rolled back
+        run = path.parent.name
+        return DataError(f"{path}: the run was cut short while writing; fedkin resume {run} repairs it and goes on")
+    return DataError(f"{path} cannot be read as the metrics of a run: {error}")
+
+
+def _query(path: Path, name: str, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=PATIENCE)
     try:
         base.execute("PRAGMA trusted_schema=OFF")
         base.execute("PRAGMA query_only=ON")

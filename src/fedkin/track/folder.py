@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fedkin.errors import DataError, FedKinError, UsageError, unknown
+from fedkin.errors import DataError, UsageError, unknown
+from fedkin.track.arrays import read_arrays
 from fedkin.track.database import TABLES, read_table
+from fedkin.track.files import read_bytes
 
 FORMAT = 1
 STATUSES = ("running", "finished", "interrupted", "failed")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 MAX_JSON = 16 << 20
-MAX_SPLIT = 4 << 30
-RUN, METRICS, SPLIT, LOG, CHECKPOINTS, REPORT = (
-    "run.json", "metrics.sqlite", "split.npz", "log.txt", "checkpoints", "report.html"
+MAX_SPLIT, MAX_ROWS = 256 << 20, 2 << 30  # bytes of the split in its file, and unpacked
+RUN, METRICS, SPLIT, LOG, CHECKPOINTS, REPORT, SITES = (
+    "run.json", "metrics.sqlite", "split.npz", "log.txt", "checkpoints", "report.html", "sites.json"
 )  # fmt: skip
 PARTS = ("train", "validation", "test")
 
@@ -32,23 +34,6 @@ def check_name(name: str) -> str:
     if not NAME.fullmatch(name) or not name.strip("."):
         raise UsageError(f"run {name[:120]!r}: names are 1 to 100 letters, digits, dots, dashes and underscores")
     return name
-
-
-def read_bytes(path: Path, limit: int) -> bytes:
-    """A plain file of a bounded size; a link, a device or a folder is refused."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    try:
-        with open(os.open(path, flags), "rb") as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                raise DataError(f"{path.name} is not a plain file")
-            if about.st_size > limit:
-                raise DataError(f"{path.name} has {about.st_size} bytes, more than the limit of {limit}")
-            return file.read(limit + 1)
-    except FileNotFoundError:
-        raise DataError(f"{path.name} is missing") from None
-    except OSError as error:
-        raise DataError(f"{path.name} cannot be read: {error.strerror or error}") from None
 
 
 def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
@@ -140,6 +125,11 @@ class RunInfo:
         return str(self.config.get("attack", "none"))
 
     @property
+    def deployed(self) -> bool:
+        """Whether its clients were real sites: a server of their own goes on with it."""
+        return (self.path / SITES).is_file()
+
+    @property
     def seed(self) -> int:
         return _int(self.config.get("seed"))
 
@@ -154,12 +144,11 @@ class RunInfo:
         keys = ("micro", "macro", "worst_decile", "std")
         if not isinstance(found, dict):
             return {}
-        return {k: float(v) if isinstance(v := found.get(k), int | float) else float("nan") for k in keys}
+        return {k: number(found.get(k)) for k in keys}
 
     @property
     def seconds(self) -> float:
-        value = (self.result or self.progress or {}).get("seconds")
-        return float(value) if isinstance(value, int | float) else float("nan")
+        return number((self.result or self.progress or {}).get("seconds"))
 
     @property
     def bytes(self) -> int:
@@ -193,8 +182,14 @@ class _Taker:
         return value
 
 
+def number(value: Any) -> float:
+    """NaN for what is none, or none of a size that numbers of a run have."""
+    fits = isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 62)
+    return float(value) if fits else math.nan
+
+
 def _int(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,26 +232,27 @@ class RunFolder:
 
     @cached_property
     def _split(self) -> dict[str, Any]:
-        import io
-
         import numpy as np
 
-        try:
-            with np.load(io.BytesIO(read_bytes(self.path / SPLIT, MAX_SPLIT)), allow_pickle=False) as file:
-                names = [str(n) for n in file["names"].tolist()]
-                parts: dict[str, Any] = {}
-                for part in PARTS:
-                    rows, ends = file[part].astype(np.int64), file[f"{part}_ends"].astype(np.int64)
-                    if len(ends) != len(names) or (np.diff(ends, prepend=0) < 0).any() or ends[-1] != len(rows):
-                        raise ValueError("offsets that do not fit")
-                    parts[part] = np.split(rows, ends[:-1])
-                for name in ("class_counts", "class_counts_test"):
-                    if name in file:
-                        parts[name] = file[name].astype(np.int64).reshape(len(names), -1)
-        except FedKinError:
-            raise
-        except Exception as error:  # whatever a damaged or foreign zip file provokes
-            raise DataError(f"{self.path / SPLIT} cannot be read: {error}") from None
+        kinds = dict.fromkeys([f"{p}{end}" for p in PARTS for end in ("", "_ends")], "iu")
+        counts = dict.fromkeys(("class_counts", "class_counts_test"), "iu")
+        found = read_arrays(self.path / SPLIT, {"names": "U", **kinds, **counts}, MAX_SPLIT, MAX_ROWS)
+        missing = [name for name in ("names", *kinds) if name not in found]
+        if missing:
+            raise DataError(f"{self.path / SPLIT} has no {missing[0]!r}")
+        names = found["names"].tolist()
+        parts: dict[str, Any] = {}
+        for part in PARTS:
+            rows, ends = found[part].astype(np.int64), found[f"{part}_ends"].astype(np.int64)
+            fits = rows.ndim == 1 and ends.shape == (len(names),) and len(names) > 0
+            if not fits or (np.diff(ends, prepend=0) < 0).any() or ends[-1] != len(rows):
+                raise DataError(f"{self.path / SPLIT}: the offsets of {part!r} do not fit")
+            parts[part] = np.split(rows, ends[:-1])
+        for name in counts:
+            if name in found:
+                if found[name].ndim != 2 or len(found[name]) != len(names):
+                    raise DataError(f"{self.path / SPLIT}: {name!r} is no table of the clients")
+                parts[name] = found[name].astype(np.int64)
         return {**parts, "names": names}
 
     def history(self) -> list[dict[str, Any]]:

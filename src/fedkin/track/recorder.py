@@ -258,17 +258,19 @@ def lock(folder: Path) -> int | None:
 
 
 def split_bytes(job: Job) -> bytes:
+    """Who has which samples and classes. An attacker's version of a sample (beyond the count) is that sample here."""
     import io
 
+    count = job.site.source.count
+    labels = job.site.source.y[:count].cpu().numpy()
     arrays: dict[str, Any] = {"names": np.array([str(n) for n in job.site.names])}
     for part in PARTS:
-        rows = job.site.parts[part]  # type: ignore[index]
-        arrays[part] = np.concatenate([np.asarray(r, np.int64) for r in rows])
+        rows = [np.asarray(r, np.int64) % count for r in job.site.parts[part]]  # type: ignore[index]
+        arrays[part] = np.concatenate(rows)
         arrays[f"{part}_ends"] = np.cumsum([len(r) for r in rows])
-    labels = job.site.source.y[: job.site.source.count].cpu().numpy()
-    for part, name in (("train", "class_counts"), ("test", "class_counts_test")):
-        held = [np.bincount(labels[r], minlength=job.prepared.classes) for r in job.site.parts[part]]  # type: ignore[index]
-        arrays[name] = np.array(held, np.int64)
+        if part != "validation":
+            held = [np.bincount(labels[r], minlength=job.prepared.classes) for r in rows]
+            arrays["class_counts" if part == "train" else "class_counts_test"] = np.array(held, np.int64)
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     return file.getvalue()

@@ -77,11 +77,13 @@ def resume(
     """Go on from the newest sound checkpoint to the result that an uninterrupted run has; of a finished run, only the
     result. `say` hears what is worth knowing: damaged checkpoints, other versions."""
     info, tell = run.info, say or (lambda text: None)
+    if info.deployed:
+        raise UsageError(f"run {info.id!r} was of real sites: its server goes on, fedkin server --resume {info.id}")
     missing = [name for name in info.objects if name not in given]
     if missing:
         raise UsageError(
             f"run {info.id!r} was given its {', '.join(missing)} as Python objects, which are not in its folder: "
-            f"resume it from Python, fedkin.api.resume({info.id!r}, {', '.join(f'{m}=...' for m in missing)})"
+            f"resume it from Python, fedkin.resume({info.id!r}, {', '.join(f'{m}=...' for m in missing)})"
         )
     plugins.require(info.id, info.raw.get("plugins"))
     config = make_config({**(info.given or info.config), "runs_dir": str(info.path.parent)})

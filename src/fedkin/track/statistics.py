@@ -17,7 +17,7 @@ import numpy as np
 from fedkin.config import NOT_IDENTITY, Config, make_config
 from fedkin.errors import DataError, unknown
 from fedkin.rounds import Accuracy, ClientRecord, Result
-from fedkin.track.folder import RunFolder
+from fedkin.track.folder import RunFolder, number
 
 SEEDS_FOR_A_TEST = 6  # below, a signed-rank test over seeds cannot reach p < 0.05
 ONLY_UNDER_ATTACK = ("malicious", "knowledge", "attackers")
@@ -67,10 +67,10 @@ class Outcome:
         info, found = folder.info, folder.info.result or {}
         try:
             best = dict(found["best"])
-            number = int(best.pop("round"))
+            at = int(best.pop("round"))
             return cls(
                 config or make_config({**(info.given or info.config)}), info.options, _accuracy(found["accuracy"]),
-                _accuracy(best), number, [_client(c) for c in folder.per_client()], info.malicious, info.bytes,
+                _accuracy(best), at, [_client(c) for c in folder.per_client()], info.malicious, info.bytes,
                 info.seconds, str(info.prepared["split_hash"]), str(info.prepared["eval_point"]), folder,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
@@ -93,18 +93,14 @@ class Outcome:
 
 
 def _accuracy(values: Mapping[str, Any]) -> Accuracy:
-    return Accuracy(**{f.name: _number(values.get(f.name)) for f in fields(Accuracy)})
+    return Accuracy(**{f.name: number(values.get(f.name)) for f in fields(Accuracy)})
 
 
 def _client(values: Mapping[str, Any]) -> ClientRecord:
     return ClientRecord(
-        int(values["client"]), str(values["name"]), _number(values["accuracy"]), _number(values["loss"]),
+        int(values["client"]), str(values["name"]), number(values["accuracy"]), number(values["loss"]),
         int(values["train_samples"]), int(values["test_samples"]), int(values["correct"]),
     )  # fmt: skip
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
 
 
 # ---------------------------------------------------------------- groups: the same but for the seed

@@ -18,7 +18,8 @@ from starlette.staticfiles import StaticFiles
 from fedkin import track
 from fedkin.errors import FedKinError, UsageError
 from fedkin.track.catalogue import Catalogue
-from fedkin.track.folder import REPORT, RunFolder, read_bytes
+from fedkin.track.files import read_bytes
+from fedkin.track.folder import REPORT, RunFolder
 from fedkin.web import figures, views
 from fedkin.web.guard import App, Guard
 from fedkin.web.live import Streams, place_of

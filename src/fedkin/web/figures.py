@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
-import math
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkin.errors import DataError, FedKinError
-from fedkin.track.folder import SPLIT, RunFolder, read_bytes
+from fedkin.errors import DataError
+from fedkin.track.arrays import read_arrays
+from fedkin.track.folder import SPLIT, RunFolder
 from fedkin.web.metrics import MOST_ROWS, select
 from fedkin.web.values import Row, clean, columns, number, record, text
 
@@ -190,23 +188,9 @@ def split_page(run: RunFolder) -> Row:
 
 def class_counts(folder: Path) -> Any:
     """[clients, classes] from the stored split. Only this member is unpacked, and only if it is small when unpacked."""
-    import numpy as np
-
-    try:
-        with zipfile.ZipFile(io.BytesIO(read_bytes(folder / SPLIT, MOST_SPLIT_BYTES))) as archive:
-            if archive.getinfo("class_counts.npy").file_size > MOST_COUNTS_BYTES:
-                raise DataError(f"{SPLIT}: the class counts are larger than a page can show")
-            file = io.BytesIO(archive.read("class_counts.npy"))
-        version = np.lib.format.read_magic(file)
-        shape, _, kind = np.lib.format.read_array_header_1_0(file) if version == (1, 0) else ((), False, None)
-        fits = kind is not None and math.prod(shape) * kind.itemsize <= file.getbuffer().nbytes
-        if kind is None or kind.kind not in "iu" or len(shape) != 2 or not fits:
-            raise DataError(f"{SPLIT}: the class counts are not a table of whole numbers")
-        file.seek(0)
-        return np.lib.format.read_array(file, allow_pickle=False)
-    except KeyError:
-        raise DataError("the run did not store how many samples of each class a client has") from None
-    except FedKinError:
-        raise
-    except Exception as error:  # whatever a damaged or foreign zip file provokes
-        raise DataError(f"{SPLIT} cannot be read: {text(error)}") from None
+    found = read_arrays(folder / SPLIT, {"class_counts": "iu"}, MOST_SPLIT_BYTES, MOST_COUNTS_BYTES).get("class_counts")
+    if found is None:
+        raise DataError("the run did not store how many samples of each class a client has")
+    if found.ndim != 2:
+        raise DataError(f"{SPLIT}: the class counts are no table")
+    return found

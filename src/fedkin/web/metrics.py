@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.errors import DataError
-from fedkin.track.database import TABLES
+from fedkin.track.database import TABLES, unreadable
 from fedkin.track.folder import METRICS
 
 LONGEST = 4.0  # seconds for one question
@@ -40,8 +40,7 @@ def select(
         finally:
             base.close()
     except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
-        hint = "; fedkin resume mends what a crash left half-written" if "readonly" in str(error) else ""
-        raise DataError(f"{METRICS} cannot be read: {error}{hint}") from None
+        raise unreadable(path, error) from None
 
 
 def _guard(base: sqlite3.Connection, table: str) -> None:
