@@ -578,3 +578,11 @@ def test_a_long_grid_shows_the_part_at_work() -> None:
     assert len(shown) == 10
     assert 50 in shown
     assert window(cells[:3], 10) == cells[:3]
+
+
+def test_nothing_becomes_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fingerprints hold pieces such as :AB:, which a terminal library takes for the name of an emoji."""
+    from fedkin.cli.console import screen
+
+    screen().print("31:AB:22", soft_wrap=True)
+    assert capsys.readouterr().out.strip() == "31:AB:22"

@@ -39,7 +39,7 @@ def messages() -> Console:
 def _console(stream: Any, stderr: bool) -> Console:
     """A terminal keeps its own width; files and pipes get wide lines, so that tables stay whole."""
     fixed = None if stream.isatty() or os.environ.get("COLUMNS") else PLAIN_WIDTH
-    return Console(stderr=stderr, width=fixed, highlight=False, soft_wrap=False)
+    return Console(emoji=False, stderr=stderr, width=fixed, highlight=False, soft_wrap=False)
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
