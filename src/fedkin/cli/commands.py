@@ -28,7 +28,7 @@ WELCOME = """
 Start with [cyan]fedkin demo[/], then [cyan]fedkin compare fedavg ditto fedper[/]. Nothing needs a network: the data
 set [cyan]digits[/] is included. Every command shows an example: [cyan]fedkin run --help[/].
 
-Exit status: 0 done, 1 failed, 2 wrong usage.
+Exit status: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM.
 """
 
 
@@ -69,16 +69,13 @@ def run(
     to = sinks_of(sink)
 
     from fedkin.cli.live import run_screen
-    from fedkin.cli.outcome import run_facts, summarise
+    from fedkin.cli.outcome import present
     from fedkin.track.runs import start
     from fedkin.track.sinks import make_sinks
 
     with run_screen(messages()) as listener:
         result = start(config, on_event=listener, signals=True, say=listener.say, sinks=make_sinks(to))
-    if json:
-        print_json(run_facts(result))
-    else:
-        summarise(result)
+    present(result, json)
 
 
 @command("demo", "fedkin demo", TRAIN)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from fedkin.cli.console import percent, screen, seconds, size, table
+from fedkin.cli.console import percent, print_json, screen, seconds, size, table
 from fedkin.config import Config
 from fedkin.robust import Adversary, Attack, make_attack
 from fedkin.rounds import Result, named_spec
@@ -68,6 +68,14 @@ def run_facts(result: Result) -> dict[str, Any]:
     """A run as `--json` prints it."""
     out = {str(c): {"rounds": n, "of": of} for c, (n, of) in left_out(result).items()}
     return {**result.to_dict(), "attack": result.config.attack, "rule": result.config.rule, "left_out": out}
+
+
+def present(result: Result, json: bool) -> None:
+    """A finished run, for a program or for people."""
+    if json:
+        print_json(run_facts(result))
+    else:
+        summarise(result)
 
 
 def summarise(result: Result) -> None:

@@ -252,13 +252,10 @@ def resume(
         return print_json(folder.to_dict()) if json else show_run(folder)
 
     from fedkin.cli.live import run_screen
-    from fedkin.cli.outcome import run_facts, summarise
+    from fedkin.cli.outcome import present
     from fedkin.track.runs import resume as go_on
     from fedkin.track.sinks import make_sinks
 
     with run_screen(messages()) as listener:
         result = go_on(folder, on_event=listener, signals=True, say=listener.say, sinks=make_sinks(to))
-    if json:
-        print_json(run_facts(result))
-    else:
-        summarise(result)
+    present(result, json)

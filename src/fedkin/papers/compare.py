@@ -71,10 +71,6 @@ def published(table: Table, cell: Cell) -> float | None:
     return None if not base.printed else cell.printed / base.printed
 
 
-def _is_drop(table: Table, cell: Cell) -> bool:
-    return bool(cell.drop_from) and table.base_of(cell) is not None
-
-
 def _unit(cell: Cell) -> str:
     return "times" if cell.ratio_to else metric_of(cell.metric).unit
 
