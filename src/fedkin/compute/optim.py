@@ -88,8 +88,10 @@ def update(
     masks: Sequence[Tensor] | None = None,
     gate: Sequence[Tensor] | None = None,
 ) -> None:
-    """One step in place. `steps` counts this one (Adam's bias correction); `gate` is 0 where a row rests."""
+    """One step in place. `steps` counts this one (Adam's bias correction); `gate` is 0 where a row rests and keeps
+    its memory."""
     g: list[Tensor] = list(grads)
+    before = [[t.clone() for t in buffer] for buffer in memory] if gate is not None else []
     if opt.weight_decay:
         g = list(torch._foreach_add(g, list(params), alpha=opt.weight_decay))
     if pull is not None and isinstance(pull.mu[0], float):
@@ -116,5 +118,8 @@ def update(
     if masks is not None and opt.buffers:  # the memory of an earlier fit may reach where this mask does not
         g = [gi * m for gi, m in zip(g, masks, strict=True)]
     if gate is not None:
+        for buffer, kept in zip(memory, before, strict=True):
+            for t, old, on in zip(buffer, kept, gate, strict=True):
+                t.copy_(torch.where(on > 0, t, old))
         g = [gi * on for gi, on in zip(g, gate, strict=True)]
     torch._foreach_add_(list(params), g, alpha=-opt.lr)

@@ -2,7 +2,7 @@
 
 Columns are ordered (height, width, channel), so both directions read and write whole channel runs of
 channels-last images. Under a compiler the way back is a sum of shifted slices, which becomes one kernel that
-gathers; run op by op, PyTorch's own `col2im` is faster.
+gathers; op by op our own kernels do both on a GPU, PyTorch's `col2im` elsewhere.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedkin.compute import kernels
+
 
 def patches(
     x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...] | str, compiled: bool
 ) -> tuple[Tensor, int, int]:
-    """[N, C, H, W] to [N, H', W', kh * kw * C]; also returns H' and W'."""
+    """[N, C, H, W] to [N, H', W', kh * kw * C]; also returns H' and W'. There may be columns of zeros at the end."""
     ph, pw = int(padding[0]), int(padding[1])
+    if kernel != (1, 1) and not compiled and kernels.usable(x):
+        found = kernels.patches(x, (kernel[0], kernel[1]), (stride[0], stride[1]), (ph, pw))
+        return found, found.shape[1], found.shape[2]
     if ph or pw:
         x = F.pad(x, (pw, pw, ph, ph))
     height = (x.shape[2] - kernel[0]) // stride[0] + 1

@@ -8,6 +8,7 @@ Activations keep the network's own shape with rows and batch merged, [R*B, ...],
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
+from fedkin.compute import kernels
 from fedkin.compute.patches import patches
 from fedkin.compute.rowmm import row_matmul
 from fedkin.errors import UsageError
@@ -146,7 +148,10 @@ def _conv2d(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: i
         return y.view(batch, rows, out, *y.shape[2:]).transpose(0, 1).reshape(rows * batch, out, *y.shape[2:])
     columns, height, width = patches(x.to(c.dtype), m.kernel_size, m.stride, m.padding, c.compiled)
     columns = columns.reshape(rows, batch * height * width, -1)
-    y = row_matmul(columns, w.permute(0, 1, 3, 4, 2).reshape(rows, out, -1).to(c.dtype))
+    taps = w.permute(0, 1, 3, 4, 2).reshape(rows, out, -1).to(c.dtype)
+    if columns.shape[2] > taps.shape[2]:
+        taps = F.pad(taps, (0, columns.shape[2] - taps.shape[2]))
+    y = row_matmul(columns, taps)
     if b is not None:
         y = y + b.unsqueeze(1).to(c.dtype)
     return y.view(rows * batch, height, width, out).permute(0, 3, 1, 2)
@@ -229,6 +234,20 @@ def _embedding(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows
     return F.embedding(x + offset.view(-1, *[1] * (x.dim() - 1)), w.reshape(rows * words, -1))
 
 
+def _max_pool(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: int, c: Context) -> Tensor:
+    assert isinstance(m, nn.MaxPool2d)
+    how = [_pair(v) for v in (m.kernel_size, m.stride, m.padding)]
+    plain = _pair(m.dilation) == (1, 1) and not m.ceil_mode and not m.return_indices and math.prod(how[0]) < 128
+    if plain and not c.compiled and rows > 1 and x.dim() == 4 and kernels.usable(x):
+        return kernels.max_pool(x, *how)
+    pooled: Tensor = m(x)
+    return pooled
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
 def _dropout(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: int, c: Context) -> Tensor:
     assert isinstance(m, nn.Dropout)
     if not c.train or m.p == 0:
@@ -262,6 +281,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.GroupNorm: _group_norm,
     nn.Embedding: _embedding,
     nn.Dropout: _dropout,
+    nn.MaxPool2d: _max_pool,
 }
 
 

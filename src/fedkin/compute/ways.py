@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.compute import keys
+from fedkin.compute import kernels, keys
 from fedkin.compute.batches import Plan, Source
 from fedkin.compute.losses import Term, cross_entropy, is_plain, total
 from fedkin.compute.optim import Moments, Optimiser, Pull, update
@@ -318,6 +318,9 @@ def step_rows(work: Work, stack: Stack, active: int, loss: Loss, batch: Batch, g
     with torch.no_grad():
         on = (batch.size > 0).float()
         stack.taken[:active] += on
+        if kernels.usable(learn[0]):
+            _step_at_once(work, stack, active, [t.detach() for t in learn], grads, on if gated else None)
+            return values.detach()
         wide = [[-1] + [1] * (t.dim() - 1) for t in learn]
         pull = None
         if stack.anchors is not None and stack.mu is not None:
@@ -329,6 +332,20 @@ def step_rows(work: Work, stack: Stack, active: int, loss: Loss, batch: Batch, g
         taken = stack.taken[:active].clamp(min=1)
         update(work.opt, [t.detach() for t in learn], grads, memory, [taken.view(w) for w in wide], pull, masks, gate)
     return values.detach()
+
+
+def _step_at_once(
+    work: Work, stack: Stack, active: int, learn: Sequence[Tensor], grads: Sequence[Tensor], on: Tensor | None
+) -> None:
+    """The update of a step by our own kernel."""
+
+    def now(tensors: Sequence[Tensor] | None) -> list[Tensor] | None:
+        return None if tensors is None else [t[:active] for t in tensors]
+
+    memory = [[t[:active] for t in tensors] for tensors in stack.memory]
+    mu = None if stack.mu is None else stack.mu[:active]
+    taken = stack.taken[:active].clamp(min=1)
+    kernels.step(work.opt, learn, grads, memory, taken, mu, now(stack.anchors), now(stack.masks), on)
 
 
 def batched(work: Work) -> Tensor:

@@ -1,0 +1,135 @@
+"""Our GPU kernels against PyTorch's own operations: on a GPU, or where Triton is installed in its interpreter."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedkin.compute import kernels
+from fedkin.compute.optim import SGD, Adam, Pull, update
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+here = pytest.mark.skipif(
+    not kernels.usable(torch.zeros(1, device=DEVICE)), reason="needs a GPU, or Triton with TRITON_INTERPRET=1"
+)
+
+
+@pytest.mark.skipif(DEVICE == "cuda" or kernels.triton is None or kernels.INTERPRETED, reason="needs Triton, no GPU")
+def test_all_of_these_in_tritons_interpreter():
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", __file__], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stdout.decode()
+
+
+CONVOLUTIONS = [
+    (3, (9, 9), (5, 5), (1, 1), (0, 0)),
+    (8, (7, 6), (3, 3), (1, 1), (1, 1)),
+    (5, (8, 9), (3, 2), (2, 2), (1, 0)),
+    (3, (11, 11), (7, 7), (2, 2), (3, 3)),
+    (2, (6, 6), (3, 3), (2, 1), (2, 1)),
+]
+
+
+def images(channels, size, last, batch=3):
+    x = torch.randn(batch, channels, *size, device=DEVICE)
+    return x.contiguous(memory_format=torch.channels_last) if last else x
+
+
+@here
+@pytest.mark.parametrize(("channels", "size", "kernel", "stride", "padding"), CONVOLUTIONS)
+@pytest.mark.parametrize("last", [True, False])
+def test_patches_and_back(channels, size, kernel, stride, padding, last):
+    torch.manual_seed(0)
+    x = images(channels, size, last).requires_grad_()
+    found = kernels.patches(x, kernel, stride, padding)
+    count = kernel[0] * kernel[1] * channels
+    assert found.shape[-1] % 4 == 0
+    assert not found[..., count:].any()
+    assert found.shape[-1] - count < 4
+    right = F.unfold(x, kernel, padding=padding, stride=stride)  # [N, C kh kw, L]
+    right = right.view(3, channels, *kernel, *found.shape[1:3]).permute(0, 4, 5, 2, 3, 1)
+    assert torch.equal(found[..., :count].reshape(right.shape), right)
+    g = torch.randn_like(found)
+    (mine,) = torch.autograd.grad(found, x, g)
+    (theirs,) = torch.autograd.grad(right, x, g[..., :count].reshape(right.shape))
+    assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+POOLS = [((2, 2), (2, 2), (0, 0)), ((3, 3), (2, 2), (1, 1)), ((3, 2), (1, 2), (1, 0)), ((2, 2), (3, 3), (0, 0))]
+
+
+@here
+@pytest.mark.parametrize(("kernel", "stride", "padding"), POOLS)
+@pytest.mark.parametrize("last", [True, False])
+def test_max_pool_and_back(kernel, stride, padding, last):
+    torch.manual_seed(1)
+    x = images(5, (9, 8), last).mul(2).round().requires_grad_()  # with many equals
+    mine, theirs = kernels.max_pool(x, kernel, stride, padding), F.max_pool2d(x, kernel, stride, padding)
+    assert torch.equal(mine, theirs)
+    g = torch.randn_like(theirs)
+    (a,), (b,) = torch.autograd.grad(mine, x, g), torch.autograd.grad(theirs, x, g)
+    assert torch.allclose(a, b, atol=1e-6)
+
+
+@here
+def test_max_pool_lets_nan_through():
+    x = torch.zeros(1, 1, 4, 4, device=DEVICE)
+    x[0, 0, 1, 1] = float("nan")
+    found = kernels.max_pool(x, (2, 2), (2, 2), (0, 0))
+    assert found[0, 0, 0, 0].isnan()
+    assert not found[0, 0, 1, 1].isnan()
+
+
+def rows_of(shape, dtype=torch.float32):
+    """[4, ...] laid down as a stack does."""
+    t = torch.randn(4, *shape, device=DEVICE)
+    t = (t > 0).to(dtype) if dtype == torch.bool else t
+    return t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if len(shape) == 4 else t
+
+
+OPTIMISERS = [SGD(0.1), SGD(0.1, 0.9), SGD(0.1, 0.5, 0.01), Adam(0.01), Adam(0.01, 0.8, 0.95, weight_decay=0.1)]
+
+
+@here
+@pytest.mark.parametrize("opt", OPTIMISERS, ids=str)
+@pytest.mark.parametrize(("pull", "mask", "gate"), list(itertools.product([False, True], repeat=3)))
+def test_a_step_is_the_update_row_by_row(opt, pull, mask, gate):
+    """Against `update` on each row alone; a row that rests keeps its weights and its memory."""
+    torch.manual_seed(2)
+    shapes = [(6, 3, 3, 2), (6,), (7, 5)]
+    params, grads = [rows_of(s) for s in shapes], [rows_of(s) for s in shapes]
+    memory = [[rows_of(s).abs() for s in shapes] for _ in range(opt.buffers)]
+    anchors, masks = [rows_of(s) for s in shapes], [rows_of(s, torch.bool) for s in shapes]
+    mu, taken = torch.tensor([0.0, 0.5, 1.0, 2.0], device=DEVICE), torch.tensor([1.0, 2.0, 7.0, 900.0], device=DEVICE)
+    on = torch.tensor([1.0, 1.0, 0.0, 1.0], device=DEVICE) if gate else None
+    expected, remembered = [p.clone() for p in params], [[t.clone() for t in b] for b in memory]
+    for r in range(4):
+        if on is not None and not on[r]:
+            continue
+        update(
+            opt, [p[r] for p in expected], [g[r] for g in grads], [[t[r] for t in b] for b in remembered],
+            float(taken[r]), Pull([float(mu[r])] * 3, [a[r] for a in anchors]) if pull else None,
+            [m[r] for m in masks] if mask else None,
+        )  # fmt: skip
+    kernels.step(opt, params, grads, memory, taken, mu if pull else None, anchors if pull else None,
+                 masks if mask else None, on)  # fmt: skip
+    for a, b in zip([*params, *itertools.chain(*memory)], [*expected, *itertools.chain(*remembered)], strict=True):
+        assert torch.allclose(a, b, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("opt", OPTIMISERS, ids=str)
+def test_pytorchs_update_lets_rows_rest(opt):
+    """The same without our kernels."""
+    torch.manual_seed(3)
+    params, grads = [torch.randn(4, 5)], [torch.randn(4, 5)]
+    memory = [[torch.rand(4, 5)] for _ in range(opt.buffers)]
+    before = [t.clone() for t in [*params, *itertools.chain(*memory)]]
+    on = torch.tensor([1.0, 0.0, 1.0, 0.0]).view(-1, 1)
+    update(opt, params, grads, memory, [torch.full((4, 1), 2.0)], gate=[on])
+    for now, then in zip([*params, *itertools.chain(*memory)], before, strict=True):
+        assert torch.equal(now[1::2], then[1::2])
+        assert not torch.equal(now[::2], then[::2])
