@@ -26,8 +26,8 @@ class Recorder:
         self.answer = answer or (lambda ids: {"id": torch.from_numpy(ids).float()[:, None]})
         self.calls: list[tuple[list[int], str, Mapping[str, object], int, int]] = []
 
-    def call(self, ids, function, message, round, horizon) -> Answer:
-        self.calls.append((ids.tolist(), function, message, round, horizon))
+    def call(self, ids, function, message, round) -> Answer:
+        self.calls.append((ids.tolist(), function, message, round))
         return Answer(ids, self.answer(ids))
 
 
@@ -111,8 +111,8 @@ def test_ask_stacks_replies_in_the_order_of_the_clients() -> None:
     replies = fed.ask(Clients([4, 0, 2], SAMPLES), train, model=torch.zeros(2))
     assert replies["id"][:, 0].tolist() == [0, 2, 4]
     assert replies.samples.tolist() == [10, 30, 50]
-    ids, name, _, round, horizon = engine.calls[0]
-    assert (ids, name, round, horizon) == ([0, 2, 4], "train", 3, 7)
+    ids, name, _, round = engine.calls[0]
+    assert (ids, name, round) == ([0, 2, 4], "train", 3)
 
 
 def test_a_mean_weighs_by_samples_unless_told() -> None:
@@ -170,7 +170,7 @@ def test_each_working_client_gets_its_own_row() -> None:
     engine = Recorder()
     fed = Federation(engine, np.ones(40), faults=Faults(drop=0.5, seed=1))
     fed.ask(fed.all, train, mine=each(torch.arange(40.0)), ours=torch.arange(3))
-    ids, _, message, _, _ = engine.calls[0]
+    ids, _, message, _ = engine.calls[0]
     assert 0 < len(ids) < 40
     assert isinstance(message["mine"], Each)
     assert message["mine"].rows.tolist() == ids
@@ -225,7 +225,7 @@ def test_a_reply_above_the_limit_is_a_failure(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_the_engine_reports_as_failed_is_recorded() -> None:
     class Half(Recorder):
-        def call(self, ids, function, message, round, horizon) -> Answer:
+        def call(self, ids, function, message, round) -> Answer:
             return Answer(ids[1:], {"id": torch.from_numpy(ids[1:]).float()[:, None]}, failed={0: "no power"})
 
     fed = Federation(Half(), SAMPLES)

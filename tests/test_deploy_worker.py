@@ -126,7 +126,7 @@ class Told:
 
     def call(self, phase: str, round: int, call: int = 0, attempt: int = 1, checkpoints: Sequence[int] = (),
              **values: Any) -> Parcel:  # fmt: skip
-        fields = {"run": "run-1", "attempt": attempt, "phase": phase, "round": round, "call": call, "horizon": 1,
+        fields = {"run": "run-1", "attempt": attempt, "phase": phase, "round": round, "call": call,
                   "checkpoints": list(checkpoints)}  # fmt: skip
         return self.ask(values, kind="call", **fields)
 
@@ -352,7 +352,7 @@ def test_replies_are_stacked_in_order_and_odd_ones_set_apart() -> None:
         return Delivery({"model": torch.zeros(1, 2)}) if client == 1 else "boom" if client == 2 else good(client)
 
     engine = FlowerEngine(Script(plan), NAMES)
-    answer = engine.call(IDS, "train", {"model": torch.zeros(3)}, 0, 1)
+    answer = engine.call(IDS, "train", {"model": torch.zeros(3)}, 0)
     assert answer.ids.tolist() == [0, 3]
     assert isinstance(answer.replies["model"], Tensor)
     assert answer.replies["model"][:, 0].tolist() == [0.0, 3.0]
@@ -365,14 +365,14 @@ def test_replies_are_stacked_in_order_and_odd_ones_set_apart() -> None:
 def test_a_reply_that_is_no_row_is_a_failure() -> None:
     wrong = [Delivery({"model": 3.0}), Delivery({"model": torch.zeros(())}), Delivery({"model": torch.zeros(2, 3)})]
     engine = FlowerEngine(Script(lambda c, a: wrong[c] if c < 3 else good(c)), NAMES)
-    answer = engine.call(IDS, "train", {}, 0, 1)
+    answer = engine.call(IDS, "train", {}, 0)
     assert answer.ids.tolist() == [3]
     assert answer.failed == {c: f"site '{NAMES[c]}': 'model' is not one row of numbers" for c in range(3)}
 
 
 def test_each_site_gets_its_own_row() -> None:
     script = Script(good)
-    FlowerEngine(script, NAMES).call(IDS[1:], "train", {"model": Each(torch.arange(3.0)[:, None])}, 0, 1)
+    FlowerEngine(script, NAMES).call(IDS[1:], "train", {"model": Each(torch.arange(3.0)[:, None])}, 0)
     ids, message = script.sent[0]
     assert ids == [1, 2, 3]
     assert isinstance(message["model"], Each)
@@ -381,7 +381,7 @@ def test_each_site_gets_its_own_row() -> None:
 
 def test_the_deadline_ends_an_exchange_and_late_replies_are_not_wanted() -> None:
     script = Script(lambda c, a: None if c == 2 else good(c))
-    answer = FlowerEngine(script, NAMES, Terms(deadline=0.2)).call(IDS, "train", {}, 0, 1)
+    answer = FlowerEngine(script, NAMES, Terms(deadline=0.2)).call(IDS, "train", {}, 0)
     assert answer.ids.tolist() == [0, 1, 3]
     assert "'lima': no reply within 0.2 s" in answer.failed[2]
     assert "too late" in answer.failed[2]
@@ -391,7 +391,7 @@ def test_the_deadline_ends_an_exchange_and_late_replies_are_not_wanted() -> None
 def test_with_too_few_replies_those_who_come_back_are_asked_again() -> None:
     script = Script(lambda c, a: "died" if c >= 2 and a == 1 else good(c), absent=[1])
     message = {"model": Each(torch.arange(4.0)[:, None])}
-    answer = FlowerEngine(script, NAMES, Terms(deadline=5, minimum=0.75)).call(IDS, "train", message, 0, 1)
+    answer = FlowerEngine(script, NAMES, Terms(deadline=5, minimum=0.75)).call(IDS, "train", message, 0)
     assert answer.ids.tolist() == [0, 2, 3]
     assert answer.failed == {1: "site 'kyoto': it is not connected"}
     ids, again = script.sent[1]
@@ -402,7 +402,7 @@ def test_with_too_few_replies_those_who_come_back_are_asked_again() -> None:
 def test_after_long_enough_the_run_stops_and_says_who_is_missing() -> None:
     engine = FlowerEngine(Script(good, absent=[1, 2, 3]), NAMES, Terms(deadline=0.1, minimum=0.5, give_up=0.2))
     with pytest.raises(FedKinError, match=r"1 of 4 sites answered, 2 are needed.*'kyoto'.*resume"):
-        engine.call(IDS, "train", {}, 4, 1)
+        engine.call(IDS, "train", {}, 4)
 
 
 def test_calls_are_numbered_within_their_round() -> None:
@@ -415,7 +415,7 @@ def test_calls_are_numbered_within_their_round() -> None:
 
     engine = FlowerEngine(Noting(good), NAMES)
     for number in (0, 0, 1):
-        engine.call(IDS, "train", {}, number, 1)
+        engine.call(IDS, "train", {}, number)
         engine.measure(IDS, "report", {}, number + 1)
     assert [s for s in seen if s[1] >= 0] == [(0, 0), (0, 1), (1, 0)]
 

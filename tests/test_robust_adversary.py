@@ -195,7 +195,7 @@ class Lone:
     def __init__(self) -> None:
         self.width = 3
 
-    def call(self, ids: np.ndarray, function: str, message: object, round: int, horizon: int) -> Answer:
+    def call(self, ids: np.ndarray, function: str, message: object, round: int) -> Answer:
         return Answer(ids, {"model": torch.zeros(len(ids), self.width)})
 
 

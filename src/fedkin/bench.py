@@ -120,7 +120,7 @@ def measure(name: str, device: torch.device, precision: Precision, quick: bool, 
     def cohort() -> Tensor:
         size = case.chunk or case.clients
         done = [
-            Cohort(site, ids[at : at + size], 0, "bench", horizon=10_000).fit(site.initial)
+            Cohort(site, ids[at : at + size], 0, "bench").fit(site.initial)
             for at in range(0, case.clients, size)
         ]
         return torch.cat(done)
@@ -129,9 +129,6 @@ def measure(name: str, device: torch.device, precision: Precision, quick: bool, 
         torch.cuda.reset_peak_memory_stats(device)
     begin = time.perf_counter()
     mine = cohort()
-    if device.type == "cuda" and way == "auto":
-        for _ in range(2):  # graphs are timed in the second job, and the compiler runs in the third
-            cohort()
     _sync(device)
     ready = time.perf_counter() - begin
     repeats = 1 if quick or not case.loop else 3

@@ -160,10 +160,10 @@ class Scores:
 class Cohort:
     """`client` in a method's client half. Rows, messages and results all have one entry per client, in order."""
 
-    def __init__(self, site: Site, ids: keys.I64, round: int, stream: str, horizon: int = 1) -> None:
+    def __init__(self, site: Site, ids: keys.I64, round: int, stream: str) -> None:
         self.ids, self.round = ids, round
         self.layout, self.training, self.classes = site.layout, site.training, site.classes
-        self._site, self._stream, self._fits, self._horizon = site, stream, 0, horizon
+        self._site, self._stream, self._fits = site, stream, 0
         site.source.turn(round)
         self.losses = torch.full((len(ids),), float("nan"))  # mean training loss of the last fit
 
@@ -287,7 +287,7 @@ class Cohort:
             forward=site.forward, layout=layout, rows=rows, client=np.tile(np.arange(clients), len(models)),
             source=site.source, plan=steps, opt=opt or training.opt, learn=self._learned(learn), terms=terms,
             mask=mask, mu=mu, anchor=anchor, moments=moments, noise=noise, precision=training.precision,
-            tape=site.tape if training.precision == "fp32" else None, horizon=self._horizon,
+            tape=site.tape if training.precision == "fp32" else None,
         )  # fmt: skip
         losses = site.chooser.train(work)
         self.losses = losses[-clients:]
@@ -323,7 +323,7 @@ class Cohort:
         """Accuracy and loss of one model per client on its own data."""
         wide = self._wide(rows)
         if self._together():
-            return self._evaluate_together(wide, data)
+            return self._evaluate_together(wide, self.indices(data))
 
         def one(k: int) -> tuple[Tensor, Tensor, Tensor]:
             hits = torch.zeros(self.classes, device=self.device)
@@ -345,9 +345,8 @@ class Cohort:
         """On a GPU rows share a pass where the network allows it: one after another would leave it idle."""
         return self.device.type == "cuda" and self._site.forward.together and len(self) > 1
 
-    def _evaluate_together(self, wide: Tensor, data: DataPart) -> Scores:
-        """`evaluate` with as many clients a pass as make EVALUATE_TOGETHER samples."""
-        parts = self.indices(data)
+    def _evaluate_together(self, wide: Tensor, parts: Sequence[keys.I64]) -> Scores:
+        """On these samples, with as many clients a pass as make EVALUATE_TOGETHER of them."""
         correct = torch.zeros(len(self), self.classes, device=self.device)
         count, loss = torch.zeros_like(correct), torch.zeros(len(self), device=self.device)
         order = np.argsort([-len(p) for p in parts], kind="stable").tolist()
@@ -457,6 +456,8 @@ class Cohort:
     def loss(self, rows: Tensor, terms: Sequence[Term] | None = None, data: DataPart = "train") -> Tensor:
         """Mean loss of one model per client over its data, evaluation mode, [K]."""
         wide, chosen = self._wide(rows), terms if terms is not None else [cross_entropy()]
+        if terms is None and self._together():
+            return self._evaluate_together(wide, [self._own(k, data) for k in range(len(self))]).loss
 
         def one(k: int) -> Tensor:
             value, count = torch.zeros((), device=self.device), 0
@@ -486,13 +487,17 @@ class Cohort:
         return self._site.forward(wide, x, 1, self._context()).logits[0]
 
     def _batches(self, k: int, data: DataPart, size: int, clean: bool = False) -> list[tuple[Tensor, Tensor]]:
-        """A client's data in order. What attackers train on they also take prototypes and gradients of; what models
-        are judged on stays clean."""
-        part, poisoned = self._site.parts[data][self.ids[k]], self._site.poisoned
-        if data == "train" and not clean and poisoned is not None and poisoned(self.round)[self.ids[k]]:
-            part = part + self._site.source.count
+        """A client's data in order; `clean`: what models are judged on."""
+        part = self._site.parts[data][self.ids[k]] if clean else self._own(k, data)
         index = torch.from_numpy(part).to(self.device)
         return [(self._site.source.batch(i), self._site.source.labels(i)) for i in torch.split(index, size) if len(i)]
+
+    def _own(self, k: int, data: DataPart) -> keys.I64:
+        """A client's samples; what attackers train on they also take prototypes, losses and gradients of."""
+        part: keys.I64 = self._site.parts[data][self.ids[k]]
+        poisoned = self._site.poisoned
+        bad = data == "train" and poisoned is not None and bool(poisoned(self.round)[self.ids[k]])
+        return part + np.int64(self._site.source.count * bad)
 
     def _each(self, one: Callable[[int], T]) -> list[T]:
         """Apply to every client, on as many threads as there are cores; gradients off unless turned on inside."""

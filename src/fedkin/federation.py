@@ -229,7 +229,7 @@ class Engine(Protocol):
     one, and the reason for each client that did not answer."""
 
     def call(
-        self, ids: keys.I64, function: str, message: Mapping[str, object], round: int, horizon: int
+        self, ids: keys.I64, function: str, message: Mapping[str, object], round: int
     ) -> Answer: ...
 
 
@@ -347,7 +347,7 @@ class Federation:
         if len(working):
             mine = {k: Each(v.rows[torch.from_numpy(~dropped)]) if isinstance(v, Each) else v
                     for k, v in message.items()}  # fmt: skip
-            answer = self._engine.call(working, phase, mine, self.round, self.rounds - self.round)
+            answer = self._engine.call(working, phase, mine, self.round)
             if self._tamper is not None:
                 answer = self._tamper(working, phase, mine, answer, self.round)
         late = self._faults.draw("straggle", self._faults.straggle, ids, self.round, phase)

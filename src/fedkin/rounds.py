@@ -280,7 +280,7 @@ class Job:
         message = self.method.deliver_to_all(self.fed)
         ids = self.fed.all.ids
         phase = "report_after_local" if after else "report"
-        answer = (engine or self.engine).call(ids, phase, message, self.fed.round, 1)
+        answer = (engine or self.engine).call(ids, phase, message, self.fed.round)
         values = {k: v for k, v in answer.replies.items() if isinstance(v, torch.Tensor)}
         correct, count = values["correct"].sum(1).cpu().numpy(), values["count"].sum(1).cpu().numpy()
         return correct, count, values["loss"].cpu().numpy(), values["rows"]

@@ -9,19 +9,14 @@ from __future__ import annotations
 import json
 import os
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedkin.compute import graphs
 from fedkin.compute.ways import WAYS, Work, candidates, choose, cores, run_way
 from fedkin.errors import UsageError, unknown
-
-COMPILE_SECONDS = 12.0  # what a compiler costs per graph size
-COMPILE_GAIN = 0.4  # the share of a step that compiling saves
 
 
 def cache_file() -> Path:
@@ -39,7 +34,6 @@ class Chooser:
             raise unknown("way to train", forced, ["auto", *WAYS])
         self.forced, self._remember = forced, remember
         self.chosen: dict[str, str] = {}
-        self._timed: dict[str, int] = {}
         self.client_steps = 0  # done so far
 
     def train(self, work: Work) -> Tensor:
@@ -47,40 +41,23 @@ class Chooser:
         if self.forced != "auto":
             self._possible(self.forced, work)
             return run_way(self.forced, work)
-        if work.rows.device.type == "cuda" and work.forward.together:
-            return self._on_gpu(work)
-        kind = _signature(work)
+        kind, names = _signature(work), candidates(work)
+        if kind not in self.chosen and len(names) == 1:
+            self.chosen[kind] = names[0]
         if kind not in self.chosen:
             known = _read().get(kind) if self._remember else None
-            self.chosen[kind] = known if known in candidates(work) else choose(work)
+            self.chosen[kind] = known if known in names else choose(work)
             if self._remember and known != self.chosen[kind]:
                 _write(kind, self.chosen[kind])
         return run_way(self.chosen[kind], work)
 
     def state(self) -> dict[str, Any]:
         """What makes a resumed run train in the same ways."""
-        return {"chosen": dict(self.chosen), "timed": dict(self._timed), "client_steps": self.client_steps}
+        return {"chosen": dict(self.chosen), "client_steps": self.client_steps}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.chosen = {str(k): str(v) for k, v in state["chosen"].items() if v in WAYS}
-        self._timed, self.client_steps = dict(state["timed"]), int(state["client_steps"])
-
-    def _on_gpu(self, work: Work) -> Tensor:
-        """Graphs at once; a compiler when what is left of the run pays for it. The first job pays for the capture,
-        the second is timed."""
-        kind = _signature(work)
-        if kind in self.chosen:
-            return run_way(self.chosen[kind], work)
-        self._timed[kind] = self._timed.get(kind, 0) + 1
-        begin = time.perf_counter()
-        losses = run_way("graph", work)
-        if self._timed[kind] >= 2:
-            left = (time.perf_counter() - begin) * work.horizon
-            pays = left * COMPILE_GAIN > COMPILE_SECONDS * graphs.captured(work)
-            self.chosen[kind] = "compiled" if pays else "graph"
-            if pays:
-                graphs.release(work)
-        return losses
+        self.client_steps = int(state["client_steps"])
 
     @staticmethod
     def _possible(way: str, work: Work) -> None:

@@ -119,17 +119,6 @@ def forget() -> None:
     _captured.clear()
 
 
-def captured(work: Work) -> int:
-    """How many graph sizes this kind of work has needed so far."""
-    found = _captured.get(_key(work, compiled=False))
-    return 0 if found is None else len(found.graphs)
-
-
-def release(work: Work) -> None:
-    """Drop the uncompiled graphs of this kind of work."""
-    _captured.pop(_key(work, compiled=False), None)
-
-
 def _key(work: Work, compiled: bool) -> tuple[Any, ...]:
     terms = tuple((t.name, tuple((k, v.shape[1:]) for k, v in t.given.items())) for t in work.terms)
     parts = (work.mask is None, work.anchor is None, work.moments is None, work.noise is None,

@@ -211,7 +211,6 @@ def _joined(works: Sequence[Work]) -> Work:
         anchor=cat([w.anchor for w in works]),
         moments=moments,
         noise=None if first.noise is None else np.concatenate([w.noise for w in works if w.noise is not None]),
-        horizon=max(w.horizon for w in works),
     )
 
 

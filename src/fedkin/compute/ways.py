@@ -53,7 +53,6 @@ class Work:
     noise: keys.U64 | None = None  # [R]
     precision: Precision = "fp32"
     tape: Tape | None = None
-    horizon: int = 1  # how often a job like this is expected to come
     measure: bool = False  # change nothing; instead of losses give squared norms of the gradients, evaluation mode
 
     def __post_init__(self) -> None:
@@ -220,12 +219,11 @@ class Stack:
 
     def load(self, work: Work, order: Sequence[int]) -> None:
         """Fill with the rows of `work` in this order; places beyond them keep whatever they hold and rest."""
-        index = torch.as_tensor(list(order), device=work.rows.device)
-        count = len(order)
+        index, count = _places(order, work.rows.device), len(order)
 
         def fill(places: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
             for place, t in zip(places, tensors, strict=True):
-                place[:count].copy_(t[index])
+                place[:count].copy_(t if isinstance(index, slice) else t[index])
 
         def chosen(rows: Tensor) -> list[Tensor]:
             parts = work.layout.tensors(rows)
@@ -250,8 +248,7 @@ class Stack:
             fill(mine.values(), term.given.values())
 
     def write_back(self, work: Work, order: Sequence[int]) -> None:
-        index = torch.as_tensor(list(order), device=work.rows.device)
-        count = len(order)
+        index, count = _places(order, work.rows.device), len(order)
         where = {slot.name: slice(slot.start, slot.stop) for slot in work.layout.slots}
         for name, t in self.params.items():
             work.rows[index, where[name]] = t[:count].flatten(1)
@@ -260,6 +257,13 @@ class Stack:
                 for name, t in zip(work.learn, tensors, strict=True):
                     buffer[index, where[name]] = t[:count].flatten(1)
             work.moments.steps[index] = self.taken[:count]
+
+
+def _places(order: Sequence[int], device: torch.device) -> Tensor | slice:
+    """The rows in this order; as they stand, if that is the order."""
+    if list(order) == list(range(len(order))):
+        return slice(None)
+    return torch.as_tensor(list(order), device=device)
 
 
 def _place(rows: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:

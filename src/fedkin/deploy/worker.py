@@ -249,14 +249,14 @@ class Worker:
         if job is None or f.get("run") != job.run or f.get("attempt") != job.attempt:
             raise FedKinError("asked to work for a run that this site has not joined")
         phase, number = str(f["phase"]), _whole(f, "round")
-        call, horizon = _whole(f, "call", low=-1), _whole(f, "horizon")
+        call = _whole(f, "call", low=-1)
         measures = phase in ("report", "report_after_local")
         self._check_phase(job, phase)
         if not measures:
             self._in_order(job, number, call, f.get("checkpoints"))
         before = {k: t.clone() for k, t in job.store.tensors.items()}
         begin, steps = time.perf_counter(), job.site.chooser.client_steps
-        cohort = OwnCohort(job.site, np.array([job.place], np.int64), number, phase, max(horizon, 1))
+        cohort = OwnCohort(job.site, np.array([job.place], np.int64), number, phase)
         cohort.secret = self._seed() if self.secret else None
         try:
             given = {k: _on(v, job) for k, v in message.values.items()}

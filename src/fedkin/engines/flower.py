@@ -73,17 +73,17 @@ class FlowerEngine:
         self.client_steps = 0  # training steps of all sites, as they say
         self._round, self._calls = -1, 0
 
-    def call(self, ids: keys.I64, function: str, message: Mapping[str, object], round: int, horizon: int) -> Answer:
+    def call(self, ids: keys.I64, function: str, message: Mapping[str, object], round: int) -> Answer:
         if round != self._round:
             self._round, self._calls = round, 0
         number, self._calls = self._calls, self._calls + 1
-        fields = {"phase": function, "round": round, "call": number, "horizon": max(horizon, 1),
+        fields = {"phase": function, "round": round, "call": number,
                   "checkpoints": self._checkpoints()}  # fmt: skip
         return self._exchange(ids, message, fields, self.terms.minimum)
 
     def measure(self, ids: keys.I64, function: str, message: Mapping[str, object], round: int) -> Answer:
         """Like `call`, for looking only: nothing at the sites changes, and nobody has to answer."""
-        fields = {"phase": function, "round": round, "call": -1, "horizon": 1, "checkpoints": self._checkpoints()}
+        fields = {"phase": function, "round": round, "call": -1, "checkpoints": self._checkpoints()}
         return self._exchange(ids, message, fields, 0.0)
 
     def _exchange(

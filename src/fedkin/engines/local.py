@@ -44,19 +44,19 @@ class LocalEngine:
         return right.astype(np.int64), count.astype(np.int64)
 
     def call(
-        self, ids: keys.I64, function: str, message: Mapping[str, object], round: int, horizon: int
+        self, ids: keys.I64, function: str, message: Mapping[str, object], round: int
     ) -> Answer:
         step = self._chunk or len(ids)
         pieces: list[Reply] = []
         for begin in range(0, len(ids), step):
             mine = np.arange(begin, min(begin + step, len(ids)))
-            pieces.append(self._call_chunk(ids, mine, function, message, round, horizon))
+            pieces.append(self._call_chunk(ids, mine, function, message, round))
         return Answer(ids, _stack(pieces))
 
     def _call_chunk(
-        self, ids: keys.I64, mine: keys.I64, function: str, message: Mapping[str, object], round: int, horizon: int
+        self, ids: keys.I64, mine: keys.I64, function: str, message: Mapping[str, object], round: int
     ) -> Reply:
-        cohort = Cohort(self.site, ids[mine], round, function, max(horizon, 1))
+        cohort = Cohort(self.site, ids[mine], round, function)
         rows = torch.from_numpy(mine)
         given = {k: v.rows[rows] if isinstance(v, Each) else v for k, v in message.items()}
         reply: Reply | None = getattr(self._method, function)(cohort, **given)

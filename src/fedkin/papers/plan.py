@@ -236,7 +236,7 @@ def _config_of(outcome: Outcome) -> Config | None:
 def _measure(config: Config, data: Data) -> Cost:
     import torch
 
-    from fedkin.rounds import pick_device, prepare
+    from fedkin.rounds import prepare
 
     def now() -> float:
         if torch.cuda.is_available():
@@ -244,9 +244,7 @@ def _measure(config: Config, data: Data) -> Cost:
         return time.perf_counter()
 
     begin = now()
-    on_gpu = config.way == "auto" and pick_device(config.device).type == "cuda"
-    way = "graph" if on_gpu else config.way  # a compiler in the timed round would be taken for its cost
-    job = prepare(replace(config, eval_every=NEVER, way=way), data=data.of(config))
+    job = prepare(replace(config, eval_every=NEVER), data=data.of(config))
     ready = now()
     job.advance()
     first = now()
