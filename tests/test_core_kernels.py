@@ -133,3 +133,35 @@ def test_pytorchs_update_lets_rows_rest(opt):
     for now, then in zip([*params, *itertools.chain(*memory)], before, strict=True):
         assert torch.equal(now[1::2], then[1::2])
         assert not torch.equal(now[::2], then[::2])
+
+
+@here
+@pytest.mark.parametrize("shape", [(5, 4, 3), (20, 1, 1), (6,)], ids=str)
+def test_batch_norm_of_many_rows(shape):
+    """Against BatchNorm on the counted samples of each row; a row with none changes nothing."""
+    torch.manual_seed(4)
+    rows, batch, channels, valid = 3, 4, shape[0], torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]])
+    x = torch.randn(rows * batch, *shape, device=DEVICE) * 3 + 5
+    leaves = [x, torch.randn(rows, channels, device=DEVICE), torch.randn(rows, channels, device=DEVICE)]
+    x, scale, shift = [t.requires_grad_() for t in leaves]
+    mean, var = torch.randn(rows, channels, device=DEVICE), torch.rand(rows, channels, device=DEVICE)
+    running = mean.clone(), var.clone()
+    found = kernels.batch_norm(x, scale, shift, mean, var, valid.float().to(DEVICE), 0.1, 1e-5)
+    assert found.shape == x.shape
+    g = torch.randn_like(found) * valid.flatten().view(-1, *[1] * len(shape)).to(DEVICE)
+    mine = torch.autograd.grad(found, (x, scale, shift), g)
+    for r in range(rows):
+        at = [r * batch + int(i) for i in valid[r].nonzero()]
+        if not at:
+            assert torch.equal(mean[r], running[0][r])
+            assert torch.equal(var[r], running[1][r])
+            assert not mine[0][r * batch : (r + 1) * batch].any()
+            continue
+        own = [t.detach()[part].clone().requires_grad_() for t, part in ((x, at), (scale, r), (shift, r))]
+        right = F.batch_norm(own[0], running[0][r], running[1][r], own[1], own[2], True, 0.1, 1e-5)
+        assert torch.allclose(found[at], right, atol=1e-4)
+        assert torch.allclose(mean[r], running[0][r], atol=1e-5)
+        assert torch.allclose(var[r], running[1][r], atol=1e-4)
+        theirs = torch.autograd.grad(right, own, g[at])
+        for a, b in zip((mine[0][at], mine[1][r], mine[2][r]), theirs, strict=True):
+            assert torch.allclose(a, b, atol=2e-4, rtol=1e-3)

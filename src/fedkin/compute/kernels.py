@@ -55,12 +55,15 @@ if triton is not None:
     @triton.jit
     def _col2im(g, out, total, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
                 KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-                PH: tl.constexpr, PW: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+                PH: tl.constexpr, PW: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+                EVEN: tl.constexpr):  # fmt: skip
         """One pixel per line, one channel per column: gather what every tap that covered the pixel says of it."""
         m = tl.program_id(0) * BM + tl.arange(0, BM)
         c = tl.program_id(1) * BC + tl.arange(0, BC)
         n, at = m // (H * W), m % (H * W)
-        there = (m < total)[:, None] & (c < C)[None, :]
+        there = (m < total)[:, None]
+        if not EVEN:
+            there = there & (c < C)[None, :]
         total_here = tl.zeros((BM, BC), tl.float32)
         for i in tl.static_range(KH):
             for j in tl.static_range(KW):
@@ -75,12 +78,15 @@ if triton is not None:
     def _pool(x, out, taps, total, sn, sc, sy, sx,
               H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
               KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-              PH: tl.constexpr, PW: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+              PH: tl.constexpr, PW: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+              EVEN: tl.constexpr):  # fmt: skip
         """The largest of each window, the first of equals, and which tap it was; NaN is larger than everything."""
         m = tl.program_id(0) * BM + tl.arange(0, BM)
         c = tl.program_id(1) * BC + tl.arange(0, BC)
         n, at = m // (HO * WO), m % (HO * WO)
-        there = (m < total)[:, None] & (c < C)[None, :]
+        there = (m < total)[:, None]
+        if not EVEN:
+            there = there & (c < C)[None, :]
         best = tl.full((BM, BC), -float("inf"), tl.float32)
         which = tl.zeros((BM, BC), tl.int8)
         for i in tl.static_range(KH):
@@ -99,12 +105,15 @@ if triton is not None:
     def _pool_back(g, taps, out, total, sn, sc, sy, sx,
                    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
                    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-                   PH: tl.constexpr, PW: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+                   PH: tl.constexpr, PW: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+                   EVEN: tl.constexpr):  # fmt: skip
         """One pixel per line: the gradients of those windows whose largest it was."""
         m = tl.program_id(0) * BM + tl.arange(0, BM)
         c = tl.program_id(1) * BC + tl.arange(0, BC)
         n, at = m // (H * W), m % (H * W)
-        there = (m < total)[:, None] & (c < C)[None, :]
+        there = (m < total)[:, None]
+        if not EVEN:
+            there = there & (c < C)[None, :]
         total_here = tl.zeros((BM, BC), tl.float32)
         for i in tl.static_range(KH):
             for j in tl.static_range(KW):
@@ -119,26 +128,109 @@ if triton is not None:
         tl.store(out + m.to(tl.int64)[:, None] * C + c[None, :], total_here, mask=there)
 
     @triton.jit
-    def _step(p, g, first, second, mask, anchor, mu, bias1, bias2, on, width, count, lr, decay, beta1, beta2, eps,
+    def _norm(x, y, valid, scale, shift, mean, var, means, factors, counts, momentum, eps, mean_row, var_row,
+              P, C: tl.constexpr, HW: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+        """BatchNorm of some channels of one row over its P = batch * height * width positions: three passes."""
+        row = tl.program_id(0)
+        c = tl.program_id(1) * BC + tl.arange(0, BC)
+        start = row.to(tl.int64) * P * C
+        samples = row * (P // HW)
+        total, number = tl.zeros((BC,), tl.float32), tl.zeros((BP,), tl.float32)
+        for begin in range(0, P, BP):
+            p = begin + tl.arange(0, BP)
+            weight = tl.load(valid + samples + p // HW, mask=p < P, other=0.0)
+            ok = (p < P)[:, None] & (c < C)[None, :]
+            value = tl.load(x + start + p[:, None] * C + c[None, :], mask=ok, other=0.0)
+            total += tl.sum(value * weight[:, None], axis=0)
+            number += weight
+        count = tl.sum(number, axis=0)
+        some = tl.maximum(count, 1.0)
+        now = total / some
+        spread = tl.zeros((BC,), tl.float32)
+        for begin in range(0, P, BP):
+            p = begin + tl.arange(0, BP)
+            weight = tl.load(valid + samples + p // HW, mask=p < P, other=0.0)
+            ok = (p < P)[:, None] & (c < C)[None, :]
+            value = tl.load(x + start + p[:, None] * C + c[None, :], mask=ok, other=0.0)
+            away = value - now[None, :]
+            spread += tl.sum(away * away * weight[:, None], axis=0)
+        spread = spread / some
+        here = row * C + c
+        moving = tl.where(count > 0, momentum, 0.0)
+        mean += row.to(tl.int64) * mean_row
+        running = tl.load(mean + c, mask=c < C, other=0.0)
+        tl.store(mean + c, running + (now - running) * moving, mask=c < C)
+        var += row.to(tl.int64) * var_row
+        running = tl.load(var + c, mask=c < C, other=0.0)
+        unbiased = spread * some / tl.maximum(some - 1.0, 1.0)
+        tl.store(var + c, running + (unbiased - running) * moving, mask=c < C)
+        factor = 1.0 / tl.sqrt(spread + eps)
+        tl.store(means + here, now, mask=c < C)
+        tl.store(factors + here, factor, mask=c < C)
+        tl.store(counts + here, some, mask=c < C)
+        wide = factor * tl.load(scale + here, mask=c < C, other=0.0)
+        low = tl.load(shift + here, mask=c < C, other=0.0)
+        for begin in range(0, P, BP):
+            p = begin + tl.arange(0, BP)
+            ok = (p < P)[:, None] & (c < C)[None, :]
+            value = tl.load(x + start + p[:, None] * C + c[None, :], mask=ok, other=0.0)
+            value = (value - now[None, :]) * wide[None, :] + low[None, :]
+            tl.store(y + start + p[:, None] * C + c[None, :], value, mask=ok)
+
+    @triton.jit
+    def _norm_back(x, g, out, valid, scale, means, factors, counts, g_scale, g_shift,
+                   P, C: tl.constexpr, HW: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+        """Two passes: the sums that all positions share, then each position's gradient."""
+        row = tl.program_id(0)
+        c = tl.program_id(1) * BC + tl.arange(0, BC)
+        here = row * C + c
+        start = row.to(tl.int64) * P * C
+        samples = row * (P // HW)
+        now = tl.load(means + here, mask=c < C, other=0.0)
+        factor = tl.load(factors + here, mask=c < C, other=0.0)
+        total, turned = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
+        for begin in range(0, P, BP):
+            p = begin + tl.arange(0, BP)
+            ok = (p < P)[:, None] & (c < C)[None, :]
+            value = tl.load(x + start + p[:, None] * C + c[None, :], mask=ok, other=0.0)
+            grad = tl.load(g + start + p[:, None] * C + c[None, :], mask=ok, other=0.0)
+            total += tl.sum(grad, axis=0)
+            turned += tl.sum(grad * (value - now[None, :]) * factor[None, :], axis=0)
+        tl.store(g_shift + here, total, mask=c < C)
+        tl.store(g_scale + here, turned, mask=c < C)
+        share = 1.0 / tl.load(counts + here, mask=c < C, other=1.0)
+        wide = factor * tl.load(scale + here, mask=c < C, other=0.0)
+        for begin in range(0, P, BP):
+            p = begin + tl.arange(0, BP)
+            ok = (p < P)[:, None] & (c < C)[None, :]
+            weight = tl.load(valid + samples + p // HW, mask=p < P, other=0.0)
+            value = tl.load(x + start + p[:, None] * C + c[None, :], mask=ok, other=0.0)
+            grad = tl.load(g + start + p[:, None] * C + c[None, :], mask=ok, other=0.0)
+            normal = (value - now[None, :]) * factor[None, :]
+            common = (total[None, :] + normal * turned[None, :]) * (weight[:, None] * share[None, :])
+            tl.store(out + start + p[:, None] * C + c[None, :], (grad - common) * wide[None, :], mask=ok)
+
+    @triton.jit
+    def _step(p, g, first, second, mask, anchor, mu, bias1, bias2, on, width, lr, decay, beta1, beta2, eps,
               MOMENTUM: tl.constexpr, ADAM: tl.constexpr, DECAY: tl.constexpr, MASK: tl.constexpr,
               PULL: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-        """`optim.update` for one tensor of all rows; a row that rests keeps its memory too."""
-        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        there = at < count
-        row = at // width
+        """`optim.update` for a piece of one tensor of one row; a row that rests keeps its memory too."""
+        row = tl.program_id(0)
+        piece = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        there = piece < width
         if GATE:
-            there = there & (tl.load(on + row, mask=there, other=0.0) > 0)
+            there = piece < tl.where(tl.load(on + row) > 0, width, 0)
+        at = row.to(tl.int64) * width + piece
         w = tl.load(p + at, mask=there, other=0.0)
         d = tl.load(g + at, mask=there, other=0.0).to(tl.float32)
         if DECAY:
             d += decay * w
         if PULL:
-            strength = tl.load(mu + row, mask=there, other=0.0)
-            d += strength * (w - tl.load(anchor + at, mask=there, other=0.0))
-        moves = tl.full((BLOCK,), 1, tl.int1)
+            d += tl.load(mu + row) * (w - tl.load(anchor + at, mask=there, other=0.0))
+        moves = tl.full((BLOCK,), 1.0, tl.float32)
         if MASK:
-            moves = tl.load(mask + at, mask=there, other=0) != 0
-            d = d * moves.to(tl.float32)
+            moves = tl.load(mask + at, mask=there, other=0).to(tl.float32)
+            d = d * moves
         if MOMENTUM:
             d = beta1 * tl.load(first + at, mask=there, other=0.0) + d
             tl.store(first + at, d, mask=there)
@@ -149,11 +241,9 @@ if triton is not None:
             v = beta2 * v + (1 - beta2) * d * d
             tl.store(first + at, m, mask=there)
             tl.store(second + at, v, mask=there)
-            m = m / tl.load(bias1 + row, mask=there, other=1.0)
-            v = v / tl.load(bias2 + row, mask=there, other=1.0)
-            d = m / (tl.sqrt(v) + eps)
+            d = (m / tl.load(bias1 + row)) / (tl.sqrt(v / tl.load(bias2 + row)) + eps)
         if MASK and (MOMENTUM or ADAM):
-            d = d * moves.to(tl.float32)
+            d = d * moves
         tl.store(p + at, w - lr * d, mask=there)
 
 
@@ -198,7 +288,7 @@ class _Patches(torch.autograd.Function):
         lines, wide = ctx.shape[0] * size["H"] * size["W"], _flat(size["C"])
         tile = max(1, TILE // wide)
         grid = (triton.cdiv(lines, tile), triton.cdiv(size["C"], wide))
-        _col2im[grid](grad, out, lines, **size, K=grad.shape[-1], BM=tile, BC=wide)
+        _col2im[grid](grad, out, lines, **size, K=grad.shape[-1], BM=tile, BC=wide, EVEN=size["C"] % wide == 0)
         return out, None, None, None
 
 
@@ -218,7 +308,7 @@ class _MaxPool(torch.autograd.Function):
         lines, wide = x.shape[0] * size["HO"] * size["WO"], _flat(size["C"])
         tile = max(1, TILE // 2 // wide)
         grid = (triton.cdiv(lines, tile), triton.cdiv(size["C"], wide))
-        _pool[grid](x, out, taps, lines, *x.stride(), **size, BM=tile, BC=wide)
+        _pool[grid](x, out, taps, lines, *x.stride(), **size, BM=tile, BC=wide, EVEN=size["C"] % wide == 0)
         ctx.save_for_backward(taps)
         return out
 
@@ -229,13 +319,60 @@ class _MaxPool(torch.autograd.Function):
         lines, wide = ctx.shape[0] * size["H"] * size["W"], _flat(size["C"])
         tile = max(1, TILE // 2 // wide)
         grid = (triton.cdiv(lines, tile), triton.cdiv(size["C"], wide))
-        _pool_back[grid](grad, taps, out, lines, *grad.stride(), **size, BM=tile, BC=wide)
+        _pool_back[grid](grad, taps, out, lines, *grad.stride(), **size, BM=tile, BC=wide, EVEN=size["C"] % wide == 0)
         return out, None, None, None
 
 
 def max_pool(x: Tensor, kernel: Shape, stride: Shape, padding: Shape) -> Tensor:
     """`F.max_pool2d` without dilation; at most 127 taps."""
     found: Tensor = _MaxPool.apply(x, kernel, stride, padding)
+    return found
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """[N, C, ...] as a contiguous [N, positions, C]."""
+    return x.unsqueeze(1).contiguous() if x.dim() == 2 else x.flatten(2).transpose(1, 2).contiguous()
+
+
+def _as_before(flat: Tensor, shape: torch.Size) -> Tensor:
+    return flat.squeeze(1) if len(shape) == 2 else flat.transpose(1, 2).unflatten(2, shape[2:])
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, var: Tensor, valid: Tensor, momentum: float,
+        eps: float,
+    ) -> Tensor:  # fmt: skip
+        flat = _channels_last(x)
+        rows, channels = scale.shape
+        kept = [torch.empty_like(scale, memory_format=torch.contiguous_format) for _ in range(3)]
+        positions, each = flat.shape[0] // rows * flat.shape[1], flat.shape[1]
+        ctx.size = {"P": positions, "C": channels, "HW": each, "BP": 256, "BC": min(16, _flat(channels))}
+        grid = (rows, triton.cdiv(channels, ctx.size["BC"]))
+        out, scale, valid = torch.empty_like(flat), scale.contiguous(), valid.contiguous()
+        _norm[grid](flat, out, valid, scale, shift.contiguous(), mean, var, *kept, momentum, eps,
+                    mean.stride(0), var.stride(0), **ctx.size, num_warps=8)  # fmt: skip
+        ctx.save_for_backward(flat, valid, scale, *kept)
+        ctx.mark_non_differentiable(valid)
+        return _as_before(out, x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        flat, valid, scale, means, factors, counts = ctx.saved_tensors
+        g, out = _channels_last(grad), torch.empty_like(flat)
+        g_scale, g_shift = torch.empty_like(scale), torch.empty_like(scale)
+        grid = (len(scale), triton.cdiv(scale.shape[1], ctx.size["BC"]))
+        _norm_back[grid](flat, g, out, valid, scale, means, factors, counts, g_scale, g_shift, **ctx.size, num_warps=8)
+        return _as_before(out, grad.shape), g_scale, g_shift, None, None, None, None, None
+
+
+def batch_norm(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, var: Tensor, valid: Tensor, momentum: float, eps: float
+) -> Tensor:
+    """BatchNorm in training mode for R rows: x [R * B, C, ...], the others [R, C], `valid` [R, B] says which samples
+    count. Changes the running `mean` and `var` in place."""
+    found: Tensor = _BatchNorm.apply(x, scale, shift, mean, var, valid, momentum, eps)
     return found
 
 
@@ -264,10 +401,10 @@ def step(
             return p if tensors is None else in_memory_order(tensors[number])
 
         first, second = of(memory[0] if memory else None), of(memory[1] if len(memory) > 1 else None)
-        grid = (triton.cdiv(p.numel(), 1024),)
+        grid = (len(p), triton.cdiv(p.shape[1], 1024))
         _step[grid](
             p, g.contiguous(), first, second, of(masks), of(anchors), p if mu is None else mu, bias1, bias2,
-            p if on is None else on, p.shape[1], p.numel(), float(opt.lr), float(opt.weight_decay), beta1, beta2,
+            p if on is None else on, p.shape[1], float(opt.lr), float(opt.weight_decay), beta1, beta2,
             eps, MOMENTUM=not adam and beta1 > 0, ADAM=adam, DECAY=opt.weight_decay > 0,
             MASK=masks is not None, PULL=anchors is not None and mu is not None, GATE=on is not None, BLOCK=1024,
         )  # fmt: skip

@@ -133,7 +133,7 @@ Rule = Callable[[nn.Module, str, Mapping[str, Tensor], Tensor, int, Context], Te
 def _conv2d(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: int, c: Context) -> Tensor:
     assert isinstance(m, nn.Conv2d)
     w = t[f"{name}.weight"]
-    b = t.get(f"{name}.bias")
+    b = None if m.bias is None else t[f"{name}.bias"]
     if isinstance(m.padding, str) or m.padding_mode != "zeros":
         raise _Unsupported
     if rows == 1:
@@ -155,6 +155,15 @@ def _conv2d(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: i
     if b is not None:
         y = y + b.unsqueeze(1).to(c.dtype)
     return y.view(rows * batch, height, width, out).permute(0, 3, 1, 2)
+
+
+class _Bias(nn.Module):
+    """The bias of a convolution, added later."""
+
+
+def _bias(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: int, c: Context) -> Tensor:
+    wide = t[f"{name}.bias"].to(c.dtype)[:, None, :, None, None]
+    return (x.view(rows, -1, *x.shape[1:]) + wide).view(x.shape)
 
 
 def _linear(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: int, c: Context) -> Tensor:
@@ -180,6 +189,9 @@ def _batch_norm(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, row
     if rows == 1 and c.valid is None and x.numel() > channels:
         return F.batch_norm(x, mean[0], var[0], scale[0], shift[0], c.train, m.momentum, m.eps)
     view = x.reshape(rows, batch, channels, -1)
+    if c.train and rows > 1 and not c.compiled and kernels.usable(x):
+        valid = torch.ones(rows, batch, device=x.device) if c.valid is None else c.valid.float()
+        return kernels.batch_norm(x, scale, shift, mean, var, valid, m.momentum, m.eps)
     if c.train:
         counted = torch.ones(rows, batch, device=x.device) if c.valid is None else c.valid.float()
         weight = counted[:, :, None, None]
@@ -274,6 +286,7 @@ def _mix(z: Tensor) -> Tensor:
 
 RULES: dict[type[nn.Module], Rule] = {
     nn.Conv2d: _conv2d,
+    _Bias: _bias,
     nn.Linear: _linear,
     nn.BatchNorm1d: _batch_norm,
     nn.BatchNorm2d: _batch_norm,
@@ -299,6 +312,7 @@ class Op:
     target: str = ""
     function: Callable[..., Any] | None = None
     users: int = 1
+    salt: int = 0  # tells the noise of one layer from that of another
 
 
 class Program:
@@ -336,7 +350,9 @@ class Program:
         if layout.head_name and not self.features:
             raise _Unsupported
         self.features = self.features or self.logits
-        self.ops = _pool_before_relu(self.ops, keep={self.features, self.logits})
+        ordered = _pool_before_relu(self.ops, keep={self.features, self.logits})
+        self.ops = [replace(op, salt=i) for i, op in enumerate(ordered)]
+        self._on_gpu = _pool_before_bias(self.ops, keep={self.features, self.logits})
         self.signature = "\n".join(
             [f"{op.name} {op.inputs} {op.options} {op.target} {op.layer or op.function}" for op in self.ops]
             + [self.features, self.logits]
@@ -357,13 +373,14 @@ class Program:
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, rows: int, context: Context) -> Out:
         seen: dict[str, Any] = {self.input: x}
-        for salt, op in enumerate(self.ops):
+        ours = rows > 1 and not context.compiled and kernels.usable(x)
+        for op in self._on_gpu if ours else self.ops:
             inputs = [_look(v, seen) for v in op.inputs]
             if op.layer is None:
                 assert op.function is not None
                 seen[op.name] = op.function(*inputs, **{k: _look(v, seen) for k, v in op.options.items()})
             elif type(op.layer) in RULES:
-                here = replace(context, salt=salt) if type(op.layer) is nn.Dropout else context
+                here = replace(context, salt=op.salt) if type(op.layer) is nn.Dropout else context
                 seen[op.name] = RULES[type(op.layer)](op.layer, op.target, tensors, inputs[0], rows, here)
             else:
                 seen[op.name] = op.layer(inputs[0])
@@ -383,8 +400,15 @@ class _Method:
         return getattr(x, self.name)(*args, **options)
 
 
+@dataclass(frozen=True)
+class _Result:
+    """What the operation of this name gave."""
+
+    name: str
+
+
 def _look(value: Any, seen: Mapping[str, Any]) -> Any:
-    if isinstance(value, fx.Node):
+    if isinstance(value, fx.Node | _Result):
         return seen[value.name]
     if isinstance(value, tuple):
         return tuple(_look(v, seen) for v in value)
@@ -408,6 +432,26 @@ def _pool_before_relu(ops: list[Op], keep: set[str]) -> list[Op]:
             ops[i] = replace(second, name=first.name, inputs=first.inputs)
             ops[i + 1] = replace(first, name=second.name, inputs=second.inputs)
     return ops
+
+
+def _pool_before_bias(ops: list[Op], keep: set[str]) -> list[Op]:
+    """max(x + b) = max(x) + b: add a convolution's bias to a quarter of the numbers."""
+    changed: list[Op] = []
+    for op in ops:
+        before = changed[-1] if changed else None
+        if (
+            before is not None and isinstance(before.layer, nn.Conv2d) and before.layer.bias is not None
+            and isinstance(op.layer, nn.MaxPool2d) and before.users == 1 and before.name not in keep
+            and getattr(op.inputs[0], "name", "") == before.name
+        ):  # fmt: skip
+            plain = copy.deepcopy(before.layer)
+            plain.bias = None
+            changed[-1] = replace(before, layer=plain)
+            changed.append(replace(op, name=f"{op.name} raw"))
+            changed.append(Op(op.name, (_Result(f"{op.name} raw"),), layer=_Bias(), target=before.target))
+        else:
+            changed.append(op)
+    return changed
 
 
 # ---------------------------------------------------------------- networks that cannot be traced
