@@ -574,14 +574,19 @@ def test_rankings_and_claims(mini: Paper) -> None:
     assert compare.summary(bad)["close"] == 1
 
 
-def test_ratios_drops_and_the_best_of_several(tmp_path: Path) -> None:
+def varied() -> Paper:
+    """With cells that are a drop, a ratio or the best of two."""
     text = MINI.replace('name = "storm"', 'name = "storm"\ndrop_from = "calm"')
     ditto = 'set = { method = "ditto" }'
     text = text.replace(ditto, f"{ditto}\nbest_of = [{{ lr = 0.05 }}, {{ lr = 1e-9 }}]")
     text += '[[table]]\nname = "r"\ntitle = "r"\nmetric = "down_mib"\nratio_to = "FedAvg"\nmethods = "rows"\n' + (
         '[[table.column]]\nname = "c"\n[[table.row]]\nname = "FedAvg"\nset = { method = "fedavg" }\nnumbers = [4.0]\n'
         '[[table.row]]\nname = "FedPer"\nset = { method = "fedper" }\nnumbers = [3.0]\n')  # fmt: skip
-    session = go(parse(text, "mini.toml"), tmp_path)
+    return parse(text, "mini.toml")
+
+
+def test_ratios_drops_and_the_best_of_several(tmp_path: Path) -> None:
+    session = go(varied(), tmp_path)
     first, second = compare.records(session.plan, session.outcome)
     at = {(c["row"], c["column"]): c for c in first["cells"]}
     runs = {(c.method, c.attack, c.lr): session.outcome(c) for c in session.plan.runs}
@@ -663,6 +668,72 @@ def test_saving_keeps_what_was_measured_before(tmp_path: Path, monkeypatch: pyte
     assert render.read(tmp_path / "fedpkda" / "table2.json")["cells"][0]["note"].startswith("how well images")
     with pytest.raises(UsageError, match="--quick"):
         render.save([{**compare.outline(paper, table), "quick": True, "cells": []}], tmp_path)
+
+
+def test_seeds_saved_one_after_another_are_those_saved_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = varied()
+    monkeypatch.setattr(render, "load_paper", lambda name: paper)
+    for folder, seeds in (("once", (0, 1, 2)), ("parts", (0, 2)), ("parts", (1,))):
+        session = go(paper, tmp_path / "runs", seeds)
+        render.save(compare.records(session.plan, session.outcome), tmp_path / folder)
+    for name in ("t", "r"):
+        once, parts = (render.read(tmp_path / f / "mini" / f"{name}.json")["cells"] for f in ("once", "parts"))
+        for a, b in zip(once, parts, strict=True):
+            assert b == {**a, **{k: pytest.approx(a[k], abs=2e-4) for k in ("ours", "std")}}
+            assert b["seeds"] == [0, 1, 2]
+            assert b["command"].endswith("--seeds 3")
+
+
+def measured_twice(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """What a cell is after it was saved with one set of values and then with another."""
+    paper = parse(MINI, "mini.toml")
+    first, second = (filled(paper, {("Ditto", "calm"): 71.0}, **{"note": "", **more}) for more in (old, new))
+    (cell,) = compare.measured(render.merged(paper, paper.tables[0], first, second["cells"]))
+    return cell
+
+
+def test_seeds_of_two_machines_add_up() -> None:
+    there = {"seeds": [4, 0], "values": [80.0, 90.0], "commit": "aaaaaaa, bbbbbbb", "note": "best of 2: lr=0.1",
+             "device": "cpu, fp32, NVIDIA H200, tf32"}  # fmt: skip
+    here = {"seeds": [2], "values": [85.0], "commit": "bbbbbbb", "note": "best of 2: lr=0.1; failed: another",
+            "device": "NVIDIA H200, fp32"}  # fmt: skip
+    cell = measured_twice(there, here)
+    assert (cell["seeds"], cell["values"]) == ([0, 2, 4], [90.0, 85.0, 80.0])
+    assert (cell["ours"], cell["std"]) == (85.0, 5.0)
+    assert cell["command"] == "fedkin reproduce mini t --rows Ditto --cols calm --seeds 0,2,4"
+    assert cell["commit"] == "aaaaaaa, bbbbbbb"
+    assert cell["device"] == "cpu, fp32, NVIDIA H200, tf32, NVIDIA H200, fp32"
+    assert cell["note"] == here["note"]
+    again = measured_twice(there, {**here, "device": "NVIDIA H200, tf32"})
+    assert again["device"] == there["device"]
+
+
+def test_of_a_seed_measured_twice_the_new_value_counts() -> None:
+    cell = measured_twice({"seeds": [0, 1], "values": [90.0, 80.0]}, {"seeds": [1, 2], "values": [70.0, 80.0]})
+    assert (cell["seeds"], cell["values"]) == ([0, 1, 2], [90.0, 70.0, 80.0])
+    assert (cell["ours"], cell["std"]) == (80.0, 10.0)
+    assert cell["command"].endswith("--seeds 3")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rounds": 2}, {"rounds": 3}),
+        ({"metric": "macro"}, {}),
+        ({"unit": "times"}, {}),
+        ({"note": "why; best of 2: lr=0.1"}, {"note": "why; best of 2: lr=0.2"}),
+        ({"note": "best of 2: lr=0.1"}, {}),
+        ({"values": [90.0]}, {}),
+        ({"values": None}, {}),
+        ({"seeds": [2, 1]}, {}),  # all of them measured again
+    ],
+)
+def test_what_does_not_fit_together_is_replaced(old: dict[str, Any], new: dict[str, Any]) -> None:
+    before = {"seeds": [0, 1], "values": [90.0, 80.0], "commit": "aaaaaaa", **old}
+    now = {"seeds": [1, 2], "values": [70.0, 72.0], "commit": "bbbbbbb", **new}
+    cell = measured_twice(before, now)
+    assert {k: cell[k] for k in now} == now
+    assert (cell["ours"], cell["std"], cell["command"]) == (71.0, None, "x")
 
 
 def test_markdown_and_html(mini: Paper) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +19,8 @@ Look = Callable[[Config], Outcome | None]
 POINTS, SHARE = 2.0, 0.2  # what counts as close: points of a percentage, else a share of the paper's number
 TIE = 0.05  # numbers this close are equal when best methods are compared: tables print two digits
 NOT_RUN = "not run yet"
+CHOICE = re.compile(r"best of \d+: [^;]*")  # in a note: which of several settings the number belongs to
+DEVICE = re.compile(r"[^, ][^,]*(?:, [^,]+)?")  # one of those a cell names: device, precision
 
 
 # ------------------------------------------------------------ records
@@ -99,14 +102,41 @@ def _filled(plan: Plan, planned: Planned, look: Look, failed: Mapping[str, str])
         return {**record, "note": trouble or reached or planned.why_not or NOT_RUN}
     used = [best[s] for s in known]
     tried = f"best of {len(planned.runs)}: {which}" if len(planned.runs) > 1 else ""
-    mean = sum(known.values()) / len(known)
-    spread = sum((v - mean) ** 2 for v in known.values())
     return {
-        **record, "ours": mean, "std": math.sqrt(spread / (len(known) - 1)) if len(known) > 1 else None,
-        "seeds": list(known), "values": list(known.values()), "rounds": int(used[0].config["rounds"]),
-        "command": command(plan, table, cell, list(known)), "commit": _all(o.commit for o in used),
-        "device": _all(f"{o.device}, {o.precision}" for o in used), "note": joined(cell.note, tried, trouble),
+        **record, **_over_seeds(table, cell, known, plan.quick), "rounds": int(used[0].config["rounds"]),
+        "commit": _all(o.commit for o in used), "device": _all(f"{o.device}, {o.precision}" for o in used),
+        "note": joined(cell.note, tried, trouble),
     }  # fmt: skip
+
+
+def _over_seeds(table: Table, cell: Cell, values: Mapping[int, float], quick: bool = False) -> Record:
+    """What follows from a cell's values by seed: their mean and deviation, and what to type to get them."""
+    mean = sum(values.values()) / len(values)
+    spread = sum((v - mean) ** 2 for v in values.values())
+    return {
+        "ours": mean, "std": math.sqrt(spread / (len(values) - 1)) if len(values) > 1 else None,
+        "seeds": list(values), "values": list(values.values()), "command": command(table, cell, list(values), quick),
+    }  # fmt: skip
+
+
+def united(table: Table, cell: Cell, old: Record, new: Record) -> Record:
+    """A cell measured before and now, with the seeds of both; of a seed in both the new value counts. Only the new one
+    where the two cannot be put together, or where all seeds of the old one were measured again."""
+    if not _alike(old, new) or set(old["seeds"]) <= set(new["seeds"]):
+        return new
+    values = {s: v for c in (old, new) for s, v in zip(c["seeds"], c["values"], strict=True)}
+    return {
+        **new, **_over_seeds(table, cell, dict(sorted(values.items()))),
+        "commit": _all(word for c in (old, new) for word in c["commit"].split(", ")),
+        "device": _all(word for c in (old, new) for word in DEVICE.findall(c["device"])),
+    }  # fmt: skip
+
+
+def _alike(old: Record, new: Record) -> bool:
+    """Whether two cells measure the same, with a value for each seed."""
+    same = all(old[key] == new[key] for key in ("metric", "unit", "lower", "rounds"))
+    whole = all(len(c["seeds"]) == len(c["values"] or ()) for c in (old, new))
+    return same and whole and CHOICE.findall(old["note"]) == CHOICE.findall(new["note"])
 
 
 def _all(words: Iterable[str]) -> str:
@@ -138,11 +168,11 @@ def _apart(planned: Planned, best: int) -> str:
     return ", ".join(f"{k}={flat[best].get(k)}" for k in keys if len({repr(t.get(k)) for t in flat}) > 1)
 
 
-def command(plan: Plan, table: Table, cell: Cell, seeds: Sequence[int]) -> str:
+def command(table: Table, cell: Cell, seeds: Sequence[int], quick: bool = False) -> str:
     """What to type to get a cell."""
     plain = list(seeds) == list(range(len(seeds)))
-    words = f"fedkin reproduce {plan.paper.name} {table.name} --rows {_quoted(cell.row)} --cols {_quoted(cell.column)}"
-    return f"{words} --seeds {len(seeds) if plain else ','.join(map(str, seeds))}{' --quick' if plan.quick else ''}"
+    words = f"fedkin reproduce {table.paper} {table.name} --rows {_quoted(cell.row)} --cols {_quoted(cell.column)}"
+    return f"{words} --seeds {len(seeds) if plain else ','.join(map(str, seeds))}{' --quick' if quick else ''}"
 
 
 def _quoted(text: str) -> str:

@@ -25,6 +25,7 @@ from fedkin.papers.compare import (
     outline,
     rankings,
     summary,
+    united,
     verdicts,
 )
 from fedkin.papers.tables import NAMES, NO_DATA, Paper, Table, load_paper, table_names
@@ -244,7 +245,7 @@ def _safe(text: Any) -> str:
 
 
 def save(records: Iterable[Record], folder: str | Path) -> list[Path]:
-    """Puts newly measured cells into results/<paper>/<table>.json; what was measured before stays."""
+    """Puts newly measured cells into results/<paper>/<table>.json; what was measured before stays, and seeds add up."""
     paths = []
     for record in records:
         if record["quick"]:
@@ -258,18 +259,19 @@ def save(records: Iterable[Record], folder: str | Path) -> list[Path]:
 
 
 def merged(paper: Paper, table: Table, before: Record | None, new: Sequence[Record] = ()) -> Record:
-    """All cells of the table as it is defined now, with what was measured before and now."""
+    """All cells of the table as it is defined now, with what was measured before and now: the seeds of both."""
     old = {(c["row"], c["column"]): c for c in (before or {}).get("cells", [])}
     fresh = {(c["row"], c["column"]): c for c in new}
     cells = []
     for cell in table.cells:
         at, blank = (cell.row, cell.column), empty(table, cell)
-        kept = next((c for c in (fresh.get(at), old.get(at)) if c is not None and c["ours"] is not None), None)
-        if kept is None:
+        found = [c for c in (old.get(at), fresh.get(at)) if c is not None and c["ours"] is not None]
+        if not found:
             told = next((c["note"] for c in (fresh.get(at), old.get(at)) if c is not None), "")
             news = told.startswith(("failed", NO_DATA)) and blank["note"] == NOT_RUN  # not to be known from the table
             cells.append({**blank, "note": told} if news else blank)
         else:
+            kept = united(table, cell, *found) if len(found) > 1 else found[0]
             note = kept["note"] if cell.note in kept["note"] else joined(cell.note, kept["note"])
             now = {**{k: blank[k] for k in ("unit", "lower", "paper")}, "note": note}
             cells.append({**{k: kept[k] for k in CELL_KEYS}, **now})
