@@ -468,6 +468,12 @@ def test_tuning_from_one_training_is_the_same_as_alone(tmp_path: Path) -> None:
     assert [[p.micro for p in o.points] for o in found] == [[p.micro for p in o.points] for o in alone]
     assert [len(o.points) for o in found] == [2, 3, 3]
     assert len({o.points[-1].micro for o in found}) > 1
+    more = [*configs, replace(configs[0], seed=1), replace(configs[1], seed=1)]
+    assert batches(more, 2) == [[0, 1, 2, 3, 4]]  # two trainings, as rows of one cohort
+    both = outcomes(more, together=2)
+    assert [[p.micro for p in o.points] for o in both[:3]] == [[p.micro for p in o.points] for o in alone]
+    assert len(both) == 5
+    assert both[3].points[-1].train_loss != both[0].points[-1].train_loss
 
 
 def outcomes(configs: list[Config], together: int = 1) -> list[Outcome]:

@@ -250,7 +250,9 @@ def _run_batch(
     batch: Sequence[int], configs: Sequence[Config], data: Data, hear: Hear, done: Done, lock: threading.Lock
 ) -> None:
     chosen, begin, over = [configs[i] for i in batch], time.perf_counter(), set[int]()
-    alone = len({trained(c) for c in chosen}) == 1
+    trainings: dict[str, list[int]] = {}
+    for which, config in enumerate(chosen):
+        trainings.setdefault(trained(config), []).append(which)
 
     def tell(which: int, event: Event) -> None:
         with lock:
@@ -263,22 +265,26 @@ def _run_batch(
             if isinstance(result, Exception):
                 found = result
             else:
-                wall = (time.perf_counter() - begin) / (1 if alone else len(chosen))
+                wall = (time.perf_counter() - begin) / len(trainings)
                 found = _attempt(lambda: from_result(result, chosen[which], data.of(chosen[which]), wall))
             done(batch[which], found)
 
-    work: Callable[[], None]
-    if len(chosen) == 1:
-        work = partial(_run_one, chosen[0], data, tell, finish)
-    elif alone:
-        work = partial(_run_tunings, chosen, data, tell, finish)
+    def one(group: Sequence[int], loaded: tuple[Dataset, Split], **given: Any) -> Result:
+        run = _run_one if len(group) == 1 else _run_tunings
+        return run([chosen[w] for w in group], loaded, lambda k, event: tell(group[k], event),
+                   lambda k, result: finish(group[k], result), **given)  # fmt: skip
+
+    groups = list(trainings.values())
+    found: Any
+    if len(groups) == 1:
+        found = [_attempt(lambda: one(groups[0], data.of(chosen[0])))]
     else:
-        work = partial(_run_together, chosen, data, tell, finish)
-    error = _attempt(work)
-    if isinstance(error, Exception):
-        for which in range(len(chosen)):
-            if which not in over:
-                finish(which, error)
+        found = _attempt(lambda: _run_together([(chosen[g[0]], partial(one, g)) for g in groups], data))
+    for group, error in zip(groups, [found] * len(groups) if isinstance(found, Exception) else found, strict=True):
+        if isinstance(error, Exception):
+            for which in group:
+                if which not in over:
+                    finish(which, error)
 
 
 def _attempt(work: Callable[[], Any]) -> Any:
@@ -307,41 +313,45 @@ def _tunes(config: Config) -> bool:
 
 
 def batches(configs: Sequence[Config], together: int = 1) -> list[list[int]]:
-    """Which configurations are run in one go, by their numbers: those of one training, else up to `together` that
-    share data and network."""
+    """Which configurations are run in one go, by their numbers: those of one training, or of up to `together` trainings
+    that share data and network."""
     by_training: dict[str, list[int]] = {}
     for i, config in enumerate(configs):
         by_training.setdefault(trained(config), []).append(i)
     result: list[list[int]] = []
-    open_: dict[tuple[Any, ...], list[int]] = {}
+    open_: dict[tuple[Any, ...], tuple[list[int], int]] = {}  # a batch with room, and how many trainings it has
     for group in by_training.values():
         config = configs[group[0]]
         network = (config.data, config.model, config.device, config.precision)
-        if len(group) > 1 or together < 2:
-            result.append(group)
-        elif len(open_.get(network, ())) in (0, together):
-            open_[network] = group
-            result.append(group)
-        else:
-            open_[network] += group
+        batch, count = open_.get(network, ([], together))
+        if count == together:
+            batch, count = [], 0
+            result.append(batch)
+        batch += group
+        open_[network] = batch, count + 1
     return result
 
 
 Finish = Callable[[int, "Result | Exception"], None]
 
 
-def _run_one(config: Config, data: Data, tell: Hear, finish: Finish) -> None:
+def _run_one(
+    configs: Sequence[Config], loaded: tuple[Dataset, Split], tell: Hear, finish: Finish, **given: Any
+) -> Result:  # fmt: skip
     from fedkin.track.runs import start
 
-    finish(0, start(config, on_event=lambda event: tell(0, event), loaded=data.of(config)))
+    result = start(configs[0], on_event=lambda event: tell(0, event), loaded=loaded, **given)
+    finish(0, result)
+    return result
 
 
-def _run_tunings(configs: Sequence[Config], data: Data, tell: Hear, finish: Finish) -> None:
-    """One training, then the tuning of each configuration from the same state."""
+def _run_tunings(
+    configs: Sequence[Config], loaded: tuple[Dataset, Split], tell: Hear, finish: Finish, **given: Any
+) -> Result:  # fmt: skip
+    """One training, then the tuning of each configuration from the same state; the last one's result."""
     from fedkin.rounds import drive, prepare
 
-    loaded = data.of(configs[0])
-    job = prepare(configs[0], data=loaded)
+    job = prepare(configs[0], data=loaded, **given)
     for which in range(len(configs)):
         tell(which, job.prepared)
     for _ in range(configs[0].rounds):
@@ -351,28 +361,27 @@ def _run_tunings(configs: Sequence[Config], data: Data, tell: Hear, finish: Fini
                 tell(which, record)
     state = job.state()
     for which, config in enumerate(configs):
-        tuned = prepare(config, data=loaded)
+        tuned = prepare(config, data=loaded, **given)
         own = {k: v for k, v in tuned.method.state().items() if k.startswith("tune_")}
         tuned.restore({**deepcopy(state), "method": {**deepcopy(state["method"]), **own}})
-        finish(which, drive(tuned, partial(tell, which)))
+        result = drive(tuned, partial(tell, which))
+        finish(which, result)
+    return result
 
 
-def _run_together(configs: Sequence[Config], data: Data, tell: Hear, finish: Finish) -> None:
-    """Each run is done with as soon as it ends; one that fails ends alone."""
+def _run_together(
+    trainings: Sequence[tuple[Config, Callable[..., Result]]], data: Data
+) -> Sequence[Result | Exception]:  # fmt: skip
+    """Trainings, each with what carries it out, as rows of one cohort. Each is done with as soon as it ends; one that
+    fails ends alone."""
     from fedkin.together import run_together
-    from fedkin.track.runs import start
 
-    numbers = {config.identity(): which for which, config in enumerate(configs)}
+    carry_out = {config.identity(): work for config, work in trainings}
 
-    def runner(config: Config, *, on_event: Listener, data: tuple[Dataset, Split], **given: Any) -> Result:
-        result = start(config, on_event=on_event, loaded=data, **given)
-        finish(numbers[config.identity()], result)
-        return result
+    def runner(config: Config, *, data: tuple[Dataset, Split], on_event: Listener | None, **given: Any) -> Result:
+        return carry_out[config.identity()](data, **given)
 
-    results = run_together(configs, on_event=tell, runner=runner, datasets=data.sets)
-    for which, found in enumerate(results):
-        if isinstance(found, Exception):
-            finish(which, found)
+    return run_together([config for config, _ in trainings], runner=runner, datasets=data.sets)
 
 
 @dataclass
