@@ -268,7 +268,7 @@ def _verdict(record: Record, check: Mapping[str, Any]) -> dict[str, Any]:
             broken.append(place)
     tested = held + len(broken)
     return {"says": check["says"], "held": held, "of": tested, "unknown": unknown_, "broken": broken,
-            "holds": None if not tested else not broken}  # fmt: skip
+            "holds": None if not tested else not broken, "found": check.get("found", "")}  # fmt: skip
 
 
 def _compared(record: Record, check: Mapping[str, Any]) -> Iterator[tuple[str, Record, Record | None]]:

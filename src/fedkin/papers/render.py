@@ -132,7 +132,9 @@ def _verdict_text(verdict: dict[str, Any]) -> str:
     if verdict["holds"]:
         return f"Claim: {verdict['says']}: **holds** ({verdict['held']} of {verdict['of']} comparisons)."
     where = "; ".join(verdict["broken"][:6]) + (" ..." if len(verdict["broken"]) > 6 else "")
-    return f"Claim: {verdict['says']}: **does not hold** in {len(verdict['broken'])} of {verdict['of']} ({where})."
+    found = f" {verdict['found']}." if verdict["found"] else ""
+    count = f"{len(verdict['broken'])} of {verdict['of']}"
+    return f"Claim: {verdict['says']}: **does not hold** in {count} ({where}).{found}"
 
 
 def _ranking_text(ranks: Sequence[dict[str, Any]]) -> str:
@@ -383,7 +385,8 @@ def _answer(verdict: dict[str, Any]) -> str:
     if verdict["holds"] is None:
         return "not tested yet"
     more = f", {verdict['unknown']} comparisons to go" if verdict["unknown"] else ""
-    return f"{'**yes**' if verdict['holds'] else '**no**'} ({verdict['held']} of {verdict['of']}{more})"
+    found = f"; {verdict['found']}" if verdict["found"] and not verdict["holds"] else ""
+    return f"{'**yes**' if verdict['holds'] else '**no**'} ({verdict['held']} of {verdict['of']}{more}){found}"
 
 
 def _overview(records: Sequence[Record]) -> list[str]:

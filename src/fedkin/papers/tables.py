@@ -35,7 +35,7 @@ TABLE_KEYS = {"name", "title", "kind", "about", "metric", "methods", "settings",
               "row", "column", "cell", "check"}  # fmt: skip
 LINE_KEYS = {"group", "name", "use", "set", "metric", "missing", "note", "best_of", "ratio_to", "drop_from"}
 CELL_KEYS = {"row", "column", "set", "metric", "missing", "note", "best_of"}
-CHECK_KEYS = {"says", "left", "right", "by", "at_least", "within", "where"}
+CHECK_KEYS = {"says", "left", "right", "by", "at_least", "within", "where", "found"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,8 @@ class Line:
 @dataclass(frozen=True)
 class Check:
     """What must hold along the methods: `left` above (`by` points), or within so much of, every one of `right`; or
-    `at_least` so much. In the lines `where`; everywhere if empty. Of metrics where less is better, below."""
+    `at_least` so much. In the lines `where`; everywhere if empty. Of metrics where less is better, below. `found`: what
+    came out where it is known not to hold."""
 
     says: str
     left: str
@@ -68,6 +69,7 @@ class Check:
     at_least: float | None = None
     within: float | None = None
     where: tuple[str, ...] = ()
+    found: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -399,7 +401,7 @@ def _checks(
             raise DataError(f"{where}: check {says!r}: give right, or at_least")
         least, within = entry.get("at_least"), entry.get("within")
         yield Check(says, left, right, float(entry.get("by", 0.0)), None if least is None else float(least),
-                    None if within is None else float(within), places)  # fmt: skip
+                    None if within is None else float(within), places, str(entry.get("found", "")))  # fmt: skip
 
 
 def _keys(raw: Mapping[str, Any], known: set[str], where: str) -> None:
