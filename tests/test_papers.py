@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -501,6 +502,63 @@ def test_a_failure_among_runs_together_stays_alone(tmp_path: Path) -> None:
     assert isinstance(bad, DataError)
 
 
+def test_several_processes_give_what_one_gives(mini: Paper, tmp_path: Path) -> None:
+    heard: list[int] = []
+    one = go(mini, tmp_path / "one")
+    two = go(mini, tmp_path / "two", jobs=2, hear=lambda config, event: heard.append(getattr(event, "round", 0)))
+    assert (two.ran, two.left, two.failed) == (4, 0, {})
+    assert set(heard) == {0, 1, 2}
+    for config in one.plan.runs:
+        mine, theirs = one.outcome(config), two.outcome(replace(config, runs_dir=str(tmp_path / "two")))
+        assert mine is not None
+        assert theirs is not None
+        assert [p.micro for p in mine.points] == pytest.approx([p.micro for p in theirs.points])
+        assert (mine.alone, theirs.alone) == (True, False)
+    assert go(mini, tmp_path / "two", jobs=2).skipped == 4
+
+
+def test_a_process_that_dies_takes_only_its_own_run_along(mini: Paper, tmp_path: Path) -> None:
+    killed: list[Any] = []
+
+    def hear(config: Config, event: Any) -> None:
+        if not killed and (config.method, config.attack) == ("fedavg", "none"):
+            killed.append(multiprocessing.active_children()[0])
+            killed[0].kill()
+
+    session = go(mini, tmp_path, jobs=2, hear=hear)
+    assert session.ran >= 2
+    assert session.ran + len(session.failed) == 4
+    assert all("its process ended with status -9" in why for why in session.failed.values())
+    assert go(mini, tmp_path).ran == len(session.failed)
+
+
+def test_processes_begin_nothing_when_the_budget_is_used_up(mini: Paper, tmp_path: Path) -> None:
+    session = go(mini, tmp_path, budget=0.0, jobs=3)
+    assert (session.ran, session.left) == (0, 4)
+
+
+def test_a_failure_in_a_process_is_told(mini: Paper, tmp_path: Path) -> None:
+    text = MINI.replace('set = { method = "fedavg" }', 'set = { method = "fedavg", clients = 5000 }')
+    session = go(parse(text, "mini.toml"), tmp_path, jobs=2)
+    assert (session.ran, len(session.failed)) == (2, 2)
+    assert all("5000" in why for why in session.failed.values())
+
+
+def test_a_run_whose_time_counts_has_the_device_to_itself(tmp_path: Path) -> None:
+    """Also if it was run before, beside others."""
+    timed = MINI.replace('name = "storm"', 'name = "storm"\nmetric = "seconds"')
+    other = go(parse(MINI, "mini.toml"), tmp_path, together=4)
+    assert {o.alone for c in other.plan.runs if (o := other.outcome(c)) is not None} == {False}
+    session = go(parse(timed, "mini.toml"), tmp_path, together=4, jobs=2)
+    assert (session.ran, session.skipped) == (2, 2)
+    for config in session.plan.runs:
+        found = session.outcome(config)
+        assert found is not None
+        assert found.alone == (config.attack != "none")
+        assert math.isnan(value_of(found, "seconds")) != found.alone
+    assert go(parse(timed, "mini.toml"), tmp_path).skipped == 4
+
+
 def test_only_the_tuning_makes_no_other_training() -> None:
     assert trained(TUNED) == trained(replace(TUNED, options={"finetune_epochs": 7}))
     assert trained(TUNED) != trained(replace(TUNED, options={"score": "balanced"}))
@@ -578,6 +636,16 @@ def test_rankings_and_claims(mini: Paper) -> None:
     assert compare.rankings(bad)[0]["tau"] == -1.0
     assert compare.verdicts(bad)[0]["broken"] == ["calm: FedAvg"]
     assert compare.summary(bad)["close"] == 1
+
+
+def test_a_claim_that_is_known_not_to_hold_says_what_came_out(tmp_path: Path) -> None:
+    text = MINI.replace('says = "Ditto is above FedAvg"', 'says = "so"\nfound = "level"').replace(
+        'left = "Ditto"\nright = ["*"]', 'left = "Ditto"\nright = ["*"]\nby = 1000.0')
+    session = go(parse(text, "mini.toml"), tmp_path)
+    (record,) = compare.records(session.plan, session.outcome)
+    (verdict,) = compare.verdicts(record)
+    assert (verdict["holds"], verdict["found"]) == (False, "level")
+    assert "**does not hold** in 2 of 2 (calm: FedAvg; storm: FedAvg). level." in render.markdown(record)
 
 
 def varied() -> Paper:

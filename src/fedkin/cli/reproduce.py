@@ -62,6 +62,9 @@ def reproduce(
             help="Runs at a time on a device. \\[default: 8 on a GPU, else 1]",
         ),
     ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", metavar="N", min=1, help="Processes that share the work, and the device.")
+    ] = 1,
     save: Annotated[
         str | None, typer.Option("--save", metavar="DIR", help="Put the numbers into DIR/PAPER/TABLE.json.")
     ] = None,
@@ -92,7 +95,7 @@ def reproduce(
         return _list(json)
 
     from fedkin.papers.plan import Data, make_plan
-    from fedkin.papers.reproduce import Ledger
+    from fedkin.papers.reproduce import Ledger, open_runs
 
     if quick and save:
         raise UsageError("--quick numbers mean nothing and are not saved: leave out --quick or --save")
@@ -104,15 +107,15 @@ def reproduce(
     numbers = seeds_of(seeds or ("1" if quick else "3"), 0)
     made = make_plan(found, chosen, numbers, data, small=quick, settings=_checked({**where, "checkpoint_every": 0}))
     ledger = Ledger(runs_dir, data)
-    todo = [c for c in made.runs if again or ledger.find(c) is None]
+    todo = open_runs(made, ledger, again)
     estimate = _calibrated(todo, data, ledger, budget)
     at_once = together or _together(device)
-    facts = _plan_facts(made, todo, estimate, budget, at_once)
+    facts = _plan_facts(made, todo, estimate, budget, at_once, jobs)
     if not json or not plan:
         _say_plan(made, todo, facts, data)
     if plan:
         return print_json({"plan": facts}) if json else None
-    session = _run(made, ledger, data, budget, again, at_once, len(todo))
+    session = _run(made, ledger, data, budget, again, at_once, jobs, len(todo))
     _show(session, facts, json, save, markdown, html)
 
 
@@ -214,7 +217,7 @@ def _together(device: str) -> int:
 
 
 def _plan_facts(
-    plan: Plan, todo: Sequence[Config], estimate: Estimate, budget: float | None, together: int
+    plan: Plan, todo: Sequence[Config], estimate: Estimate, budget: float | None, together: int, jobs: int
 ) -> dict[str, Any]:
     from fedkin.papers.plan import kind_of
     from fedkin.papers.reproduce import batches, device_name
@@ -232,7 +235,7 @@ def _plan_facts(
         "paper": plan.paper.name, "quick": plan.quick, "seeds": list(plan.seeds), "tables": tables,
         "runs": len(plan.runs), "run_before": len(plan.runs) - len(todo), "trainings": len(trainings),
         "seconds": round(estimate.seconds(trainings), 1), "budget": None if budget is None else budget * 60,
-        "together": together, "rough": any(kind_of(c) in estimate.rough for c in todo),
+        "together": together, "jobs": jobs, "rough": any(kind_of(c) in estimate.rough for c in todo),
         "device": device_name(str(pick_device(first.device))) if first else "",
         "todo": [{"run": _name(c), "identity": c.identity()} for c in todo],
     }  # fmt: skip
@@ -261,8 +264,10 @@ def _say_plan(plan: Plan, todo: Sequence[Config], facts: dict[str, Any], data: D
     before = f", {facts['run_before']} of them done before" if facts["run_before"] else ""
     trained = f" ({facts['trainings']} trainings)" if facts["trainings"] < len(todo) else ""
     guess = ", partly a guess" if facts["rough"] else ""
-    if facts["together"] > 1:
-        guess += f" one by one; less with {facts['together']} at a time"
+    shared = [f"{facts['together']} at a time"] * (facts["together"] > 1)
+    shared += [f"{facts['jobs']} processes"] * (facts["jobs"] > 1)
+    if shared:
+        guess += f" one by one; less with {' and '.join(shared)}"
     out.print(f"{facts['runs']} runs{before}; {len(todo)} to go{trained}: about "
               f"[bold]{seconds(facts['seconds'])}[/] on {escape(facts['device'])}{guess}")  # fmt: skip
     if facts["budget"] is not None and facts["budget"] < facts["seconds"]:
@@ -282,7 +287,7 @@ def _name(config: Config) -> str:
 
 
 def _run(
-    plan: Plan, ledger: Ledger, data: Data, budget: float | None, again: bool, together: int, todo: int
+    plan: Plan, ledger: Ledger, data: Data, budget: float | None, again: bool, together: int, jobs: int, todo: int
 ) -> Session:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -316,7 +321,7 @@ def _run(
 
     with bar:
         return carry_out(plan, ledger, data, budget=None if budget is None else 60 * budget, again=again,
-                         together=together, hear=hear, finished=finished)  # fmt: skip
+                         together=together, jobs=jobs, hear=hear, finished=finished)  # fmt: skip
 
 
 def _show(

@@ -43,6 +43,7 @@ class Outcome:
     commit: str
     run: str | None = None
     wall: float = float("nan")  # from asking for the run to its result
+    alone: bool = True  # on its device, so that its times are its own
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,7 +63,7 @@ class Outcome:
                 raise ValueError("no points")
             run = None if raw.get("run") is None else str(raw["run"])
             return cls(config=raw["config"], points=points, facts=facts, seconds=_number(raw["seconds"]), run=run,
-                       wall=_number(raw.get("wall")), **texts)  # fmt: skip
+                       wall=_number(raw.get("wall")), alone=raw.get("alone", True) is True, **texts)  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"not the record of a run: {error}") from None
 
@@ -82,16 +83,17 @@ class Metric:
     unit: str
     about: str
     lower: bool = False  # less is better
+    timed: bool = False  # means something only if the run had its device to itself
 
 
 METRICS: dict[str, Metric] = {}
 
 
 def metric(
-    name: str, unit: str, about: str, lower: bool = False
+    name: str, unit: str, about: str, lower: bool = False, timed: bool = False
 ) -> Callable[[Callable[[Outcome, str], float]], Callable[[Outcome, str], float]]:
     def add(read: Callable[[Outcome, str], float]) -> Callable[[Outcome, str], float]:
-        METRICS[name] = Metric(read, unit, about, lower)
+        METRICS[name] = Metric(read, unit, about, lower, timed)
         return read
 
     return add
@@ -113,7 +115,8 @@ def metric_of(text: Any) -> Metric:
 
 
 def value_of(outcome: Outcome, text: str) -> float:
-    return metric_of(text).read(outcome, text.partition(":")[2])
+    found = metric_of(text)
+    return found.read(outcome, text.partition(":")[2]) if outcome.alone or not found.timed else float("nan")
 
 
 @metric("micro", "%", "accuracy over all test samples, last round")
@@ -141,7 +144,7 @@ def _rounds_to(o: Outcome, target: str) -> float:
     return next((float(p.round) for p in o.points if p.micro >= float(target)), float("nan"))
 
 
-@metric("seconds", "s", "seconds per round, without the first evaluated ones", lower=True)
+@metric("seconds", "s", "seconds per round, without the first evaluated ones", lower=True, timed=True)
 def _seconds(o: Outcome, _: str) -> float:
     points = [p for p in o.points if not p.final]
     if len(points) < 2:

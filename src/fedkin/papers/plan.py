@@ -11,7 +11,7 @@ from typing import Any
 from fedkin.config import Config
 from fedkin.data import Dataset, Split
 from fedkin.errors import DataError, FedKinError
-from fedkin.papers.metrics import Outcome
+from fedkin.papers.metrics import Outcome, metric_of
 from fedkin.papers.tables import NO_DATA, Cell, Paper, Table
 
 QUICK_ROUNDS, QUICK_SAMPLES, QUICK_CLIENTS = 3, 60, 10
@@ -28,7 +28,7 @@ class Data:
     """The data of many runs: each set is read once, and the splits used last are kept."""
 
     def __init__(self, data_dir: str | None = None, download: bool = False) -> None:
-        self._dir, self._download = data_dir, download
+        self.data_dir, self.download = data_dir, download
         self._sets: dict[str, Dataset | str] = {}
         self._splits: OrderedDict[tuple[Any, ...], tuple[Dataset, Split]] = OrderedDict()
 
@@ -38,7 +38,7 @@ class Data:
 
         if name not in self._sets:
             try:
-                self._sets[name] = load(name, self._dir, download=self._download)
+                self._sets[name] = load(name, self.data_dir, download=self.download)
             except DataError as error:
                 self._sets[name] = str(error).splitlines()[0].removesuffix("Three ways to get the data:").strip()
         found = self._sets[name]
@@ -47,7 +47,7 @@ class Data:
     @property
     def sets(self) -> dict[str, Dataset]:
         """Those that were read so far, under the names that `rounds.load_data` has for them."""
-        return {f"{n}\n{self._dir}": found for n, found in self._sets.items() if not isinstance(found, str)}
+        return {f"{n}\n{self.data_dir}": found for n, found in self._sets.items() if not isinstance(found, str)}
 
     @property
     def missing(self) -> dict[str, str]:
@@ -63,7 +63,7 @@ class Data:
         if key not in self._splits:
             if self.lacks(config.data):
                 raise DataError(f"{NO_DATA}: {config.data} ({self.lacks(config.data)})")
-            whole = replace(config, validation_share=share, data_dir=self._dir)
+            whole = replace(config, validation_share=share, data_dir=self.data_dir)
             dataset = self._sets[config.data]
             assert isinstance(dataset, Dataset)
             self._splits[key] = load_data(whole) if config.shift else (dataset, split_of(whole, dataset))
@@ -119,6 +119,12 @@ class Plan:
                 for variant in planned.runs:
                     found.setdefault(variant[number].identity(), variant[number])
         return list(found.values())
+
+    @property
+    def timed(self) -> set[str]:
+        """The runs whose times are asked for, by identity: they need the device to themselves."""
+        needed = [p for p in (*self.cells, *self.bases.values()) if metric_of(p.cell.metric).timed]
+        return {config.identity() for planned in needed for variant in planned.runs for config in variant}
 
     def base_of(self, planned: Planned) -> Planned | None:
         base = planned.table.base_of(planned.cell)

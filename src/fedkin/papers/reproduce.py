@@ -19,6 +19,7 @@ from fedkin.config import Config, make_config
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.papers.metrics import Outcome, Point, Traces, facts
 from fedkin.papers.plan import Data, Plan
+from fedkin.papers.processes import run_in_processes
 
 if TYPE_CHECKING:
     from fedkin.data import Dataset, Split
@@ -126,7 +127,9 @@ def _plain(value: Any) -> Any:
 # ------------------------------------------------------------ from results to outcomes
 
 
-def from_result(result: Result, config: Config, data: tuple[Dataset, Split], wall: float) -> Outcome:
+def from_result(
+    result: Result, config: Config, data: tuple[Dataset, Split], wall: float, alone: bool = True
+) -> Outcome:
     """`config`: as it was asked for, whose identity is the run's."""
     points = tuple(
         Point(r.round, r.final, r.accuracy.micro, r.accuracy.macro, r.train_loss, r.bytes_down, r.seconds)
@@ -139,11 +142,11 @@ def from_result(result: Result, config: Config, data: tuple[Dataset, Split], wal
     prepared = result.prepared
     return Outcome(config.identity(), config.to_dict(), points, facts(traces), result.seconds,
                    device_name(prepared.device), prepared.precision, prepared.eval_point, prepared.split_hash,
-                   commit(), result.run and Path(result.run).name, wall)  # fmt: skip
+                   commit(), result.run and Path(result.run).name, wall, alone)  # fmt: skip
 
 
 def from_folder(run: RunFolder, config: Config, data: Data) -> Outcome:
-    """The same from what a run left behind."""
+    """The same from what a run left behind, which does not say what else went on then."""
     info, rounds = run.info, run.table("rounds")
     order = sorted(range(len(rounds["round"])), key=lambda i: (rounds["round"][i], rounds["final"][i]))
     points = tuple(
@@ -166,7 +169,7 @@ def from_folder(run: RunFolder, config: Config, data: Data) -> Outcome:
     where = info.environment.get("device", prepared.get("device"))
     return Outcome(config.identity(), config.to_dict(), points, facts(traces), info.seconds, str(where),
                    str(prepared.get("precision")), str(prepared.get("eval_point")), str(prepared.get("split_hash")),
-                   made_by, info.id)  # fmt: skip
+                   made_by, info.id, alone=False)  # fmt: skip
 
 
 _ASKED = ("accepted", "rejected", "participants", "collaborators")
@@ -235,20 +238,26 @@ Done = Callable[[int, "Outcome | Exception"], None]
 
 def run_cells(
     configs: Sequence[Config], data: Data, *, hear: Hear, done: Done, go_on: Callable[[], bool], together: int = 1,
+    jobs: int = 1,
 ) -> None:  # fmt: skip
     """Runs the configurations in order; `hear` and `done` are told which one an event or an outcome belongs to, one
     call at a time. `go_on` is asked before anything new begins. Configurations that differ only in the tuning after
-    the last round are trained once; `together`: so many that share data and network at a time, on one device."""
-    lock = threading.Lock()
-    for batch in batches(configs, together):
+    the last round are trained once; `together`: so many that share data and network at a time, on one device; `jobs`:
+    so many processes."""
+    groups, lock = batches(configs, together), threading.Lock()
+    if min(jobs, len(groups)) > 1:
+        return run_in_processes(groups, configs, data, min(jobs, len(groups)), hear=hear, done=done, go_on=go_on)
+    for batch in groups:
         if not go_on():
             return
-        _run_batch(batch, configs, data, hear, done, lock)
+        run_batch(batch, configs, data, hear, done, lock)
 
 
-def _run_batch(
-    batch: Sequence[int], configs: Sequence[Config], data: Data, hear: Hear, done: Done, lock: threading.Lock
-) -> None:
+def run_batch(
+    batch: Sequence[int], configs: Sequence[Config], data: Data, hear: Hear, done: Done, lock: threading.Lock,
+    alone: bool = True,
+) -> None:  # fmt: skip
+    """`alone`: nothing else is run at the same time."""
     chosen, begin, over = [configs[i] for i in batch], time.perf_counter(), set[int]()
     trainings: dict[str, list[int]] = {}
     for which, config in enumerate(chosen):
@@ -266,7 +275,8 @@ def _run_batch(
                 found = result
             else:
                 wall = (time.perf_counter() - begin) / len(trainings)
-                found = _attempt(lambda: from_result(result, chosen[which], data.of(chosen[which]), wall))
+                free = alone and len(trainings) == 1
+                found = _attempt(lambda: from_result(result, chosen[which], data.of(chosen[which]), wall, free))
             done(batch[which], found)
 
     def one(group: Sequence[int], loaded: tuple[Dataset, Split], **given: Any) -> Result:
@@ -400,15 +410,26 @@ class Session:
         return self.ledger.find(config)
 
 
+def open_runs(plan: Plan, ledger: Ledger, again: bool = False) -> list[Config]:
+    """The runs that are to be done: those not done before, or done beside others where their times are asked for."""
+    timed = plan.timed
+
+    def is_open(config: Config) -> bool:
+        found = ledger.find(config)
+        return found is None or (config.identity() in timed and not found.alone)
+
+    return [c for c in plan.runs if again or is_open(c)]
+
+
 def reproduce(
     plan: Plan, ledger: Ledger, data: Data, *, budget: float | None = None, again: bool = False, together: int = 1,
-    hear: Callable[[Config, Event], None] | None = None, finished: Callable[[Config, Outcome | Exception], None]
-    | None = None,
+    jobs: int = 1, hear: Callable[[Config, Event], None] | None = None,
+    finished: Callable[[Config, Outcome | Exception], None] | None = None,
 ) -> Session:  # fmt: skip
     """Run what the plan needs and the ledger has not. `budget`: seconds after which nothing new is begun; `again`: run
     also what was run before."""
     session, begin = Session(plan, ledger), time.monotonic()
-    todo = [c for c in plan.runs if again or ledger.find(c) is None]
+    todo, timed = open_runs(plan, ledger, again), plan.timed
     session.skipped = len(plan.runs) - len(todo)
     over: set[int] = set()
 
@@ -422,9 +443,17 @@ def reproduce(
         if finished:
             finished(todo[which], found)
 
+    def carry_out(some: Sequence[int], together: int, jobs: int) -> None:
+        run_cells([todo[i] for i in some], data, done=lambda k, found: done(some[k], found),
+                  hear=lambda k, event: hear(todo[some[k]], event) if hear else None,
+                  go_on=lambda: budget is None or time.monotonic() - begin < budget, together=together,
+                  jobs=jobs)  # fmt: skip
+
     try:
-        run_cells(todo, data, hear=lambda which, event: hear(todo[which], event) if hear else None, done=done,
-                  go_on=lambda: budget is None or time.monotonic() - begin < budget, together=together)  # fmt: skip
+        for i, config in enumerate(todo):
+            if config.identity() in timed:
+                carry_out([i], 1, 1)
+        carry_out([i for i, config in enumerate(todo) if config.identity() not in timed], together, jobs)
     except (KeyboardInterrupt, FedKinError) as error:
         if not isinstance(error, KeyboardInterrupt) and not hasattr(error, "exit_code"):
             raise
