@@ -421,7 +421,7 @@ def test_outputs() -> None:
     assert torch.equal(personal_rows(personal)[4], personal.method.model)
     personal.site.store.write("personal", np.arange(4), -v[:4])  # so that the two differ in what they get right
     message = personal.method.deliver_to_all(personal.fed)
-    both = personal.engine.call(np.arange(5), "compare", message, 2, 1).replies
+    both = personal.engine.call(np.arange(5), "compare", message, 2).replies
     assert both["personalised"].tolist() == personal.evaluate()[0].tolist()
     assert both["customised"].tolist() == custom.evaluate()[0].tolist()
     assert both["customised"].tolist() != both["personalised"].tolist()
@@ -559,5 +559,5 @@ def test_more_than_the_options_is_not_needed_by_the_client_half() -> None:
     job = visits(job_of("fedcap"), [0, 1, 2])
     fresh = FedCAP(job.method.options)
     job.engine._method = fresh
-    reply = job.engine.call(np.arange(3), "train", {"model": each(customised(job))}, 1, 1)
+    reply = job.engine.call(np.arange(3), "train", {"model": each(customised(job))}, 1)
     assert reply.replies["update"].shape == (3, job.site.layout.size("model"))
