@@ -25,6 +25,21 @@ def test_all_of_these_in_tritons_interpreter():
     assert done.returncode == 0, done.stdout.decode()
 
 
+@here
+def test_where_no_kernel_runs_pytorchs_operations_do(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("Failed to find C compiler\nand more")
+
+    kernels.works.cache_clear()
+    monkeypatch.setattr(kernels, "step", broken)
+    try:
+        with pytest.warns(UserWarning, match=r"do not run here \(Failed to find C compiler\)"):
+            assert not kernels.usable(torch.zeros(1, device=DEVICE))
+        assert not kernels.usable(torch.zeros(1, device=DEVICE))  # said once
+    finally:
+        kernels.works.cache_clear()
+
+
 CONVOLUTIONS = [
     (3, (9, 9), (5, 5), (1, 1), (0, 0)),
     (8, (7, 6), (3, 3), (1, 1), (1, 1)),

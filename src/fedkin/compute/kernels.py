@@ -1,21 +1,24 @@
 """Our own GPU kernels, for what PyTorch's do at a fraction of the memory's speed: patches of many small images and
 the way back, max-pooling, and the whole update of a step in one pass.
 
-Written in Triton, which comes with PyTorch's CUDA builds; where it is missing `usable` says no and everything runs on
-PyTorch's own operations. Images lie channels-last, so neighbouring threads read neighbouring channels.
+Written in Triton, which comes with PyTorch's CUDA builds; where it is missing or does not work `usable` says no and
+everything runs on PyTorch's own operations. Images lie channels-last, so neighbouring threads read neighbouring
+channels.
 """
 
 # Triton has no types, and its kernels read their annotations themselves: no `from __future__ import annotations`.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 import os
+import warnings
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedkin.compute.optim import Adam, Optimiser
+from fedkin.compute.optim import SGD, Adam, Optimiser
 
 try:
     import triton
@@ -29,7 +32,22 @@ TILE = 4096  # numbers that a program handles at once
 
 def usable(t: Tensor) -> bool:
     """Can the kernels run on this tensor?"""
-    return triton is not None and (t.is_cuda or INTERPRETED) and t.dtype in (torch.float32, torch.bfloat16)
+    possible = triton is not None and (t.is_cuda or INTERPRETED) and t.dtype in (torch.float32, torch.bfloat16)
+    return possible and works(str(t.device))
+
+
+@cache
+def works(device: str) -> bool:
+    """Does a kernel run there? Triton needs a GPU that it knows, and a C compiler."""
+    row = torch.ones(1, 4, device=device)
+    try:
+        step(SGD(0.5), [row], [torch.ones_like(row)], [], torch.ones(1, device=device))
+        return bool((row == 0.5).all())
+    except Exception as error:
+        why = f"{error}".strip().splitlines() or [type(error).__name__]
+        instead = "PyTorch's own operations take their place, at about half the speed"
+        warnings.warn(f"our GPU kernels do not run here ({why[0]}): {instead}", stacklevel=2)
+        return False
 
 
 if triton is not None:
