@@ -127,13 +127,13 @@ def test_graphs_are_reused_with_other_rows_and_moments_go_on() -> None:
     run_way("each", reference)
     graphs.forget()
     start = job(model).rows + 0.01
-    # Adam turns the rounding of gradients near zero into whole steps, so rows are close as a whole only
-    assert float((second.rows - reference.rows).norm() / (reference.rows - start).norm()) < 2e-2
+    # Adam magnifies the rounding of gradients near zero, so rows are compared as a whole (1e-5 between two CPU ways)
+    assert float((second.rows - reference.rows).norm() / (reference.rows - start).norm()) < 1e-3
     assert second.moments is not None
     assert reference.moments is not None
     assert torch.equal(second.moments.steps, reference.moments.steps)
     for mine, right in zip(second.moments.buffers, reference.moments.buffers, strict=True):
-        assert float((mine - right).norm() / right.norm()) < 1e-3  # also of rows that rested while others went on
+        assert float((mine - right).norm() / right.norm()) < 1e-4  # also of rows that rested while others went on
 
 
 def test_many_clients_in_one_pass_measure_what_each_would_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,9 +259,7 @@ def run_batch(
 ) -> None:  # fmt: skip
     """`alone`: nothing else is run at the same time."""
     chosen, begin, over = [configs[i] for i in batch], time.perf_counter(), set[int]()
-    trainings: dict[str, list[int]] = {}
-    for which, config in enumerate(chosen):
-        trainings.setdefault(trained(config), []).append(which)
+    groups = _by_training(chosen)
 
     def tell(which: int, event: Event) -> None:
         with lock:
@@ -274,8 +272,8 @@ def run_batch(
             if isinstance(result, Exception):
                 found = result
             else:
-                wall = (time.perf_counter() - begin) / len(trainings)
-                free = alone and len(trainings) == 1
+                wall = (time.perf_counter() - begin) / len(groups)
+                free = alone and len(groups) == 1
                 found = _attempt(lambda: from_result(result, chosen[which], data.of(chosen[which]), wall, free))
             done(batch[which], found)
 
@@ -284,7 +282,6 @@ def run_batch(
         return run([chosen[w] for w in group], loaded, lambda k, event: tell(group[k], event),
                    lambda k, result: finish(group[k], result), **given)  # fmt: skip
 
-    groups = list(trainings.values())
     found: Any
     if len(groups) == 1:
         found = [_attempt(lambda: one(groups[0], data.of(chosen[0])))]
@@ -322,15 +319,20 @@ def _tunes(config: Config) -> bool:
     return config.method in METHODS and TUNING in getattr(METHODS[config.method].Options, "__dataclass_fields__", {})
 
 
+def _by_training(configs: Sequence[Config]) -> list[list[int]]:
+    """The numbers of configurations that share a training, training by training."""
+    found: dict[str, list[int]] = {}
+    for i, config in enumerate(configs):
+        found.setdefault(trained(config), []).append(i)
+    return list(found.values())
+
+
 def batches(configs: Sequence[Config], together: int = 1) -> list[list[int]]:
     """Which configurations are run in one go, by their numbers: those of one training, or of up to `together` trainings
     that share data and network."""
-    by_training: dict[str, list[int]] = {}
-    for i, config in enumerate(configs):
-        by_training.setdefault(trained(config), []).append(i)
     result: list[list[int]] = []
     open_: dict[tuple[Any, ...], tuple[list[int], int]] = {}  # a batch with room, and how many trainings it has
-    for group in by_training.values():
+    for group in _by_training(configs):
         config = configs[group[0]]
         network = (config.data, config.model, config.device, config.precision)
         batch, count = open_.get(network, ([], together))
