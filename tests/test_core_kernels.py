@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedkin.compute import kernels
+from fedkin.compute import convolutions, kernels
 from fedkin.compute.optim import SGD, Adam, Pull, update
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -180,3 +180,21 @@ def test_batch_norm_of_many_rows(shape):
         theirs = torch.autograd.grad(right, own, g[at])
         for a, b in zip((mine[0][at], mine[1][r], mine[2][r]), theirs, strict=True):
             assert torch.allclose(a, b, atol=2e-4, rtol=1e-3)
+
+
+@here
+@pytest.mark.parametrize(("channels", "size", "kernel", "stride", "padding"), CONVOLUTIONS)
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("outputs", [6, 20])
+def test_convolutions_of_many_rows(channels, size, kernel, stride, padding, last, outputs):
+    """Against a convolution for each row."""
+    torch.manual_seed(5)
+    x = images(channels, size, last, batch=12).requires_grad_()
+    w = torch.randn(4, outputs, *kernel, channels, device=DEVICE).permute(0, 1, 4, 2, 3).requires_grad_()
+    found = convolutions.convolve(x, w, stride, padding)
+    right = torch.cat([F.conv2d(x[3 * r : 3 * r + 3], w[r], None, stride, padding) for r in range(4)])
+    g = torch.randn_like(right)
+    for a, b in zip([found, *torch.autograd.grad(found, (x, w), g)],
+                    [right, *torch.autograd.grad(right, (x, w), g)], strict=True):  # fmt: skip
+        assert a.shape == b.shape
+        assert (a - b).norm() <= 2e-3 * b.norm()

@@ -301,13 +301,17 @@ class _Patches(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        grad = grad.contiguous()
-        size, out = _geometry(ctx.shape, *ctx.how), _images(ctx.shape, grad)
-        lines, wide = ctx.shape[0] * size["H"] * size["W"], _flat(size["C"])
-        tile = max(1, TILE // wide)
-        grid = (triton.cdiv(lines, tile), triton.cdiv(size["C"], wide))
-        _col2im[grid](grad, out, lines, **size, K=grad.shape[-1], BM=tile, BC=wide, EVEN=size["C"] % wide == 0)
-        return out, None, None, None
+        return unpatched(grad.contiguous(), ctx.shape, *ctx.how), None, None, None
+
+
+def unpatched(grad: Tensor, shape: torch.Size, kernel: Shape, stride: Shape, padding: Shape) -> Tensor:
+    """The way back of `patches`: each pixel gets the sum of what its patches say, [N, C, H, W]."""
+    size, out = _geometry(shape, kernel, stride, padding), _images(shape, grad)
+    lines, wide = shape[0] * size["H"] * size["W"], _flat(size["C"])
+    tile = max(1, TILE // wide)
+    grid = (triton.cdiv(lines, tile), triton.cdiv(size["C"], wide))
+    _col2im[grid](grad, out, lines, **size, K=grad.shape[-1], BM=tile, BC=wide, EVEN=size["C"] % wide == 0)
+    return out
 
 
 def patches(x: Tensor, kernel: Shape, stride: Shape, padding: Shape) -> Tensor:

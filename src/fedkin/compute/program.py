@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
-from fedkin.compute import kernels
+from fedkin.compute import convolutions, kernels
 from fedkin.compute.patches import patches
 from fedkin.compute.rowmm import row_matmul
 from fedkin.errors import UsageError
@@ -146,9 +146,13 @@ def _conv2d(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: i
         y = F.conv2d(wide.to(c.dtype), w.reshape(-1, *w.shape[2:]).to(c.dtype), flat_bias, m.stride, m.padding,
                      m.dilation, m.groups * rows)  # fmt: skip
         return y.view(batch, rows, out, *y.shape[2:]).transpose(0, 1).reshape(rows * batch, out, *y.shape[2:])
-    columns, height, width = patches(x.to(c.dtype), m.kernel_size, m.stride, m.padding, c.compiled)
+    x, w = x.to(c.dtype), w.to(c.dtype)
+    if not c.compiled and convolutions.fits(x, w, batch * math.prod(_sizes(m, x))):
+        y = convolutions.convolve(x, w, _pair(m.stride), _pair(m.padding))
+        return y if b is None else _add_bias(y, b, rows, c)
+    columns, height, width = patches(x, m.kernel_size, m.stride, m.padding, c.compiled)
     columns = columns.reshape(rows, batch * height * width, -1)
-    taps = w.permute(0, 1, 3, 4, 2).reshape(rows, out, -1).to(c.dtype)
+    taps = w.permute(0, 1, 3, 4, 2).reshape(rows, out, -1)
     if columns.shape[2] > taps.shape[2]:
         taps = F.pad(taps, (0, columns.shape[2] - taps.shape[2]))
     y = row_matmul(columns, taps)
@@ -162,8 +166,18 @@ class _Bias(nn.Module):
 
 
 def _bias(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: int, c: Context) -> Tensor:
-    wide = t[f"{name}.bias"].to(c.dtype)[:, None, :, None, None]
+    return _add_bias(x, t[f"{name}.bias"], rows, c)
+
+
+def _add_bias(x: Tensor, bias: Tensor, rows: int, c: Context) -> Tensor:
+    wide = bias.to(c.dtype)[:, None, :, None, None]
     return (x.view(rows, -1, *x.shape[1:]) + wide).view(x.shape)
+
+
+def _sizes(m: nn.Conv2d, x: Tensor) -> list[int]:
+    """Height and width of a convolution's result."""
+    how = zip(x.shape[2:], m.kernel_size, _pair(m.stride), (int(p) for p in m.padding), strict=True)
+    return [(size + 2 * p - k) // s + 1 for size, k, s, p in how]
 
 
 def _linear(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: int, c: Context) -> Tensor:
