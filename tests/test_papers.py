@@ -264,7 +264,7 @@ def mini() -> Paper:
 
 
 def plan_of(paper: Paper, seeds: tuple[int, ...] = (0,), **more: Any) -> Plan:
-    return make_plan(paper, everything(paper), seeds, Data(), settings={"checkpoint_every": 0, **more})
+    return make_plan(paper, everything(paper), seeds, Data(), settings=more)
 
 
 def test_runs_are_shared_and_the_first_seed_comes_first(mini: Paper) -> None:
@@ -323,7 +323,7 @@ def test_quick_is_smaller_in_every_way() -> None:
 
 def go(paper: Paper, runs: Path, seeds: tuple[int, ...] = (0,), **more: Any) -> Session:
     data = Data()
-    plan = make_plan(paper, everything(paper), seeds, data, settings={"runs_dir": str(runs), "checkpoint_every": 0})
+    plan = make_plan(paper, everything(paper), seeds, data, settings={"runs_dir": str(runs)})
     return reproduce(plan, Ledger(runs, data), data, **more)
 
 
@@ -383,7 +383,7 @@ def test_what_was_run_elsewhere_counts_where_the_data_are_not(mini: Paper, tmp_p
     lines = (tmp_path / "reproduce.jsonl").read_text().replace('"data": "digits"', '"data": "cifar10"').splitlines()
     elsewhere, data = tmp_path / "elsewhere", Data(str(tmp_path / "no data"))
     paper = parse(MINI.replace('data = "digits"', 'data = "cifar10"'), "mini.toml")
-    plan = make_plan(paper, everything(paper), (0,), data, settings={"checkpoint_every": 0})
+    plan = make_plan(paper, everything(paper), (0,), data)
     elsewhere.mkdir()
     known = {c.identity(): c for p in plan.cells for v in p.runs for c in v}
     raw = [json.loads(line) for line in lines]

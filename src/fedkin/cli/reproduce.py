@@ -105,7 +105,7 @@ def reproduce(
     data = Data(data_dir, download)
     where = {"device": device, "precision": precision, "data_dir": data_dir, "runs_dir": runs_dir}
     numbers = seeds_of(seeds or ("1" if quick else "3"), 0)
-    made = make_plan(found, chosen, numbers, data, small=quick, settings=_checked({**where, "checkpoint_every": 0}))
+    made = make_plan(found, chosen, numbers, data, small=quick, settings=_checked(where))
     ledger = Ledger(runs_dir, data)
     todo = open_runs(made, ledger, again)
     estimate = _calibrated(todo, data, ledger, budget)

@@ -18,6 +18,7 @@ QUICK_ROUNDS, QUICK_SAMPLES, QUICK_CLIENTS = 3, 60, 10
 STAND_IN = "digits"
 KEPT_SPLITS = 4
 NEVER = 10**9
+NOT_RESUMED = {"checkpoint_every": 0}  # the runs of a table are begun anew if stopped: their models would fill a disk
 SPLIT_KEYS = ("data", "clients", "partition", "seed", "samples_per_client", "quantity_skew", "test_share", "shift",
               "severity")  # fmt: skip
 KIND_KEYS = ("method", "data", "model", "clients", "partition", "participation", "epochs", "batch",
@@ -147,7 +148,8 @@ def make_plan(
             if data.lacks(variant.data) and not small:
                 why_not = f"{NO_DATA}: {variant.data}"
             config = quick(variant, data) if small else variant
-            runs.append(tuple(replace(config, **(settings or {}), seed=seed) for seed in seeds))
+            given = {**NOT_RESUMED, **(settings or {})}
+            runs.append(tuple(replace(config, **given, seed=seed) for seed in seeds))
         return Planned(table, cell, tuple(runs), why_not)
 
     for table, cell in pairs:
