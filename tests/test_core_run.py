@@ -141,6 +141,23 @@ def test_a_model_is_judged_as_received_or_after_local_training() -> None:
     assert not torch.allclose(held[asked[0]], local.method.model)
 
 
+def test_in_the_last_round_only_its_participants_are_judged_after_training() -> None:
+    both = [job_of("fedavg", eval_point=p, participation=0.34, rounds=6) for p in ("after_local", "last_round")]
+    seen = set()
+    for _ in range(6):
+        for job in both:
+            job.engine.losses.fill_(float("nan"))
+            job.advance()
+        held, now = (personal_rows(job) for job in both)
+        asked = {c for c in range(3) if not both[1].engine.losses.isnan()[c]}
+        seen |= asked
+        for c in range(3):
+            assert torch.equal(now[c], held[c] if c in asked else both[1].method.model)
+        if seen - asked:  # one that trained before, and not now: it still holds what came of it
+            assert not torch.equal(held, now)
+    assert len(seen) > 1
+
+
 def test_fedavg_ft_is_fedavg_judged_after_local_training() -> None:
     one = finished(job_of("fedavg-ft"))
     two = finished(job_of("fedavg", eval_point="after_local"))

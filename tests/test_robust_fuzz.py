@@ -58,7 +58,7 @@ def drawn(index: int) -> dict[str, Any]:
         "participation": one_of(rng, [0.2, 0.5, 1.0]), "malicious": one_of(rng, [0.2, 0.4, 0.8, 1.0]),
         "knowledge": one_of(rng, ["own", "full"]), "attackers": one_of(rng, ["fixed", "redrawn"]),
         "drop": one_of(rng, [0.0, 0.3, 0.7]), "straggle": one_of(rng, [0.0, 0.3]),
-        "eval_point": one_of(rng, ["auto", "received", "after_local"]), "rounds": int(rng.integers(2, 4)),
+        "eval_point": one_of(rng, ["auto", "received", "after_local", "last_round"]), "rounds": int(rng.integers(2, 4)),
         "epochs": 1, "batch": 4, "lr": one_of(rng, [0.01, 0.1, 1.0]), "device": "cpu", "way": "each", "seed": index,
     }  # fmt: skip
 

@@ -131,7 +131,7 @@ class Site:
         if "buffers" not in self.store.keeps:
             self.store.keeps["buffers"] = Keep("buffers")
         self.store.keeps["held"] = Keep("row")
-        self.store.keeps["trained"] = Keep((1,), "zeros")
+        self.store.keeps["trained"] = Keep((1,), "zeros")  # in which round last, counted from 1; 0: never
 
 
 @dataclass
@@ -296,7 +296,7 @@ class Cohort:
             self["buffers"] = trained[-1][:, layout.columns("buffers")]
         if site.hold:
             self["held"] = trained[-1]
-            self["trained"] = torch.ones(clients, 1, device=self.device)
+            self["trained"] = torch.full((clients, 1), float(self.round + 1), device=self.device)
         return trained
 
     def _wide(self, rows: Tensor) -> Tensor:

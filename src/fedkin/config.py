@@ -49,8 +49,9 @@ class Config:
     weight_decay: float = option(0.0, "weight decay", low=0)
     augment: bool = option(False, "train on random crops (padding 4) and flips of the images")
     seed: int = option(0, "everything random follows from it", low=0)
-    eval_point: Literal["auto", "received", "after_local"] = option(
-        "auto", "when a client's model is judged: as received, or after local training; auto: the method's own")
+    eval_point: Literal["auto", "received", "after_local", "last_round"] = option(
+        "auto", "when a client's model is judged: as received, after local training, or (last_round) after it for "
+        "those who trained in the last round and as received for the others; auto: the method's own")
     eval_every: int = option(1, "evaluate every so many rounds (the last one always)", low=1)
     drop: float = option(0.0, "chance that a client asked stays silent", low=0, high=0.99)
     straggle: float = option(0.0, "chance that a client's reply comes too late", low=0, high=0.99)

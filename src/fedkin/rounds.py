@@ -28,6 +28,7 @@ from fedkin.errors import DataError, UsageError, unknown
 from fedkin.federation import Average, Clients, Exchange, Failure, Faults, Federation, Note, Tamper, weighted_mean
 from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method, options_of
+from fedkin.methods.base import REPORTS
 from fedkin.models import build, default_model
 from fedkin.robust import (
     Adversary,
@@ -276,10 +277,8 @@ class Job:
         """Correct answers, test samples and mean loss of every client's personal model, and the models [N, D].
 
         Measuring, not part of the protocol: nobody drops out, nothing is counted."""
-        after = self.prepared.eval_point == "after_local"
         message = self.method.deliver_to_all(self.fed)
-        ids = self.fed.all.ids
-        phase = "report_after_local" if after else "report"
+        ids, phase = self.fed.all.ids, REPORTS[self.prepared.eval_point]
         answer = (engine or self.engine).call(ids, phase, message, self.fed.round)
         values = {k: v for k, v in answer.replies.items() if isinstance(v, torch.Tensor)}
         correct, count = values["correct"].sum(1).cpu().numpy(), values["count"].sum(1).cpu().numpy()
@@ -415,7 +414,7 @@ def prepare(
         classes=dataset.classes, seed=config.seed,
         training=Training(config.epochs, config.batch, opt, precision, config.augment),
         store=Store(split.clients, kind.keeps, layout, initial), chooser=chooser or Chooser(config.way),
-        hold=point == "after_local",
+        hold=point != "received",
     )  # fmt: skip
     if adversary is not None:
         adversary.arm(site, dataset.x, dataset.y)

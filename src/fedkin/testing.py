@@ -29,6 +29,7 @@ from fedkin.config import make_config
 from fedkin.data import Dataset, Split
 from fedkin.federation import Answer, Faults, Masked, Tamper
 from fedkin.methods import METHODS, Method
+from fedkin.methods.base import REPORTS
 from fedkin.options import validated
 from fedkin.robust import ATTACKS, RULES, Adversary, Attack, DataAttack, ReplyAttack, Rule, Watched, apply
 from fedkin.rounds import Job, prepare
@@ -324,8 +325,8 @@ def keeps_its_halves_apart(method: Kind, options: Mapping[str, Any] | None = Non
     assert all(after[k] is before[k] for k in before), "the client half changed its own attributes"
 
 
-def can_be_judged_at_both_points(method: Kind, options: Mapping[str, Any] | None = None) -> None:
-    for point in ("received", "after_local"):
+def can_be_judged_at_every_point(method: Kind, options: Mapping[str, Any] | None = None) -> None:
+    for point in REPORTS:
         sane(finished(job_of(method, options, eval_point=point)))
 
 
@@ -351,7 +352,7 @@ METHOD_CHECKS: list[Check] = [
     runs_and_serves_every_client, learns_something, repeats_itself, does_not_depend_on_the_chunk,
     works_with_two_clients, survives_dropouts, survives_stragglers, survives_when_nobody_answers,
     survives_when_everybody_is_late, survives_poison, survives_odd_replies, never_asks_the_removed,
-    sends_no_more_than_it_says, keeps_a_plain_state, keeps_its_halves_apart, can_be_judged_at_both_points,
+    sends_no_more_than_it_says, keeps_a_plain_state, keeps_its_halves_apart, can_be_judged_at_every_point,
     handles_batch_norm, measuring_changes_nothing,
 ]  # fmt: skip
 

@@ -30,6 +30,7 @@ from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.federation import Answer, Faults, Federation, gate
 from fedkin.layout import Layout
 from fedkin.methods import METHODS, options_of
+from fedkin.methods.base import REPORTS
 from fedkin.models import build, default_model
 from fedkin.rounds import Job, Listener, Prepared, Result, average_of, check_outputs
 from fedkin.track import checkpoint, database
@@ -66,9 +67,7 @@ class Deployed(Job):
         now = (self.fed.round, len(self.fed.exchanges))
         if self._found is not None and self._found[0] == now:
             return *self._found[1], torch.zeros(len(self.sizes), 0)
-        after = self.prepared.eval_point == "after_local"
-        phase = "report_after_local" if after else "report"
-        remote = cast(FlowerEngine, self.engine)
+        remote, phase = cast(FlowerEngine, self.engine), REPORTS[self.prepared.eval_point]
         answer = remote.measure(self.fed.all.ids, phase, self.method.deliver_to_all(self.fed), self.fed.round)
         self.site.chooser.client_steps = remote.client_steps
         self._found = now, believable(answer, [test for _, test in self.sizes])

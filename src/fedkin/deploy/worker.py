@@ -37,6 +37,7 @@ from fedkin.errors import FedKinError
 from fedkin.federation import Masked, wire_bytes
 from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method, options_of
+from fedkin.methods.base import REPORTS
 from fedkin.models import build
 from fedkin.rounds import pick_device, pick_precision
 
@@ -194,7 +195,7 @@ class Worker:
             parts={k: _only(place, clients, rows) for k, rows in parts.items()},  # type: ignore[misc]
             names=[self.name if i == place else "" for i in range(clients)], classes=dataset.classes, seed=config.seed,
             training=Training(config.epochs, config.batch, config.optimiser_of(), precision, config.augment),
-            store=store, chooser=Chooser(), hold=point == "after_local",
+            store=store, chooser=Chooser(), hold=point != "received",
         )  # fmt: skip
         vault = Vault(self.folder, run)
         stamp, remark = self._resume(vault, attempt, begin)
@@ -250,7 +251,7 @@ class Worker:
             raise FedKinError("asked to work for a run that this site has not joined")
         phase, number = str(f["phase"]), _whole(f, "round")
         call = _whole(f, "call", low=-1)
-        measures = phase in ("report", "report_after_local")
+        measures = phase in REPORTS.values()
         self._check_phase(job, phase)
         if not measures:
             self._in_order(job, number, call, f.get("checkpoints"))

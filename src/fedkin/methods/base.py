@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 METHODS: Registry[type[Method]] = Registry("method")
 
-EvalPoint = Literal["received", "after_local"]
+EvalPoint = Literal["received", "after_local", "last_round"]
+REPORTS: dict[str, str] = {"received": "report", "after_local": "report_after_local", "last_round": "report_last_round"}
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,13 @@ class Method:
 
     def report_after_local(self, client: Cohort, **delivered: Any) -> Reply:
         return _scored(client, self.after_local(client, **delivered))
+
+    def report_last_round(self, client: Cohort, **delivered: Any) -> Reply:
+        """Where a server sends to everybody and judges before it sends again: who trained in the round just ended is
+        judged by what came of it, the others by what they received."""
+        just_now = client["trained"] == client.round
+        trained = self.after_local(client, **delivered)
+        return _scored(client, self.personal(client, **delivered).where(~just_now, trained))
 
     # ------------------------------------------------------------ what a checkpoint holds
 

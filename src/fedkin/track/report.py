@@ -633,7 +633,8 @@ def _summary(group: Group) -> dict[str, Any]:
 def _evaluated(run: RunData) -> str:
     """When a client's model was judged, in words."""
     point = str(run.info.prepared.get("eval_point", ""))[:40]
-    said = {"received": "as received", "after_local": "after local training"}.get(point, point)
+    said = {"received": "as received", "after_local": "after local training",
+            "last_round": "as received, the last round's participants after training"}.get(point, point)  # fmt: skip
     tuned = " and after the last fine-tuning" if run.last["final"] == 1 else ""
     return f"round {_text(run.last['round'], digits=0)}, {said}{tuned}"
 
