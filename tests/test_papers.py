@@ -795,8 +795,9 @@ def test_of_a_seed_measured_twice_the_new_value_counts() -> None:
         ({"rounds": 2}, {"rounds": 3}),
         ({"metric": "macro"}, {}),
         ({"unit": "times"}, {}),
-        ({"note": "why; best of 2: lr=0.1"}, {"note": "why; best of 2: lr=0.2"}),
+        ({"note": "best of 2: lr=0.1"}, {"note": "best of 2: lr=0.2"}),
         ({"note": "best of 2: lr=0.1"}, {}),
+        ({"settings": "other"}, {}),
         ({"values": [90.0]}, {}),
         ({"values": None}, {}),
         ({"seeds": [2, 1]}, {}),  # all of them measured again
@@ -808,6 +809,24 @@ def test_what_does_not_fit_together_is_replaced(old: dict[str, Any], new: dict[s
     cell = measured_twice(before, now)
     assert {k: cell[k] for k in now} == now
     assert (cell["ours"], cell["std"], cell["command"]) == (71.0, None, "x")
+
+
+def test_a_number_goes_when_its_cell_is_defined_otherwise() -> None:
+    paper, other = (parse(text, "mini.toml") for text in (MINI, MINI.replace("lr = 0.05", "lr = 0.06")))
+    assert paper != other
+    record = filled(paper, {("Ditto", "calm"): 71.0})
+    kept, gone = (render.merged(p, p.tables[0], record) for p in (paper, other))
+    assert [c["ours"] for c in compare.measured(kept)] == [71.0]
+    assert compare.measured(gone) == []
+    assert {c["note"] for c in gone["cells"]} == {compare.NOT_RUN}
+
+
+def test_a_note_is_the_tables_own_and_what_the_runs_said() -> None:
+    noted = MINI + '[[table.cell]]\nrow = "Ditto"\ncolumn = "calm"\nnote = "the reason; found"\n'
+    paper = parse(noted, "mini.toml")
+    record = filled(paper, {("Ditto", "calm"): 71.0}, note="not explained yet; best of 2: lr=0.1; failed: one; and why")
+    (cell,) = compare.measured(render.merged(paper, paper.tables[0], record))
+    assert cell["note"] == "the reason; found; best of 2: lr=0.1; failed: one; and why"
 
 
 def test_markdown_and_html(mini: Paper) -> None:

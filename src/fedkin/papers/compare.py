@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedkin.config import Config
+from fedkin.config import NOT_IDENTITY, Config
 from fedkin.papers.metrics import Outcome, metric_of, value_of
 from fedkin.papers.plan import Plan, Planned
 from fedkin.papers.tables import Cell, Line, Paper, Table
@@ -20,6 +22,7 @@ POINTS, SHARE = 2.0, 0.2  # what counts as close: points of a percentage, else a
 TIE = 0.05  # numbers this close are equal when best methods are compared: tables print two digits
 NOT_RUN = "not run yet"
 CHOICE = re.compile(r"best of \d+: [^;]*")  # in a note: which of several settings the number belongs to
+FAILED = re.compile(r"failed: .*")  # and which runs are missing
 DEVICE = re.compile(r"[^, ][^,]*(?:, [^,]+)?")  # one of those a cell names: device, precision
 
 
@@ -56,8 +59,16 @@ def empty(table: Table, cell: Cell, why: str = "") -> Record:
     return {
         "row": cell.row, "column": cell.column, "metric": cell.metric, "unit": _unit(cell), "lower": _lower(cell),
         "paper": published(table, cell), "ours": None, "std": None, "seeds": [], "values": [], "rounds": None,
-        "command": "", "commit": "", "device": "", "note": why or cell.missing or NOT_RUN,
+        "command": "", "commit": "", "device": "", "settings": settings_of(cell),
+        "note": why or cell.missing or NOT_RUN,
     }  # fmt: skip
+
+
+def settings_of(cell: Cell) -> str:
+    """What a cell is a number of, in a word: another one when the table's definition changes what is run."""
+    kept = [{k: v for k, v in c.to_dict().items() if k not in (*NOT_IDENTITY, "seed")} for c in cell.variants]
+    text = json.dumps([kept, cell.ratio_to, cell.drop_from], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def joined(*notes: str) -> str:

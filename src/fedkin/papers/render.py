@@ -15,6 +15,8 @@ from typing import Any
 
 from fedkin.errors import DataError, UsageError
 from fedkin.papers.compare import (
+    CHOICE,
+    FAILED,
     NOT_RUN,
     Record,
     close,
@@ -32,7 +34,7 @@ from fedkin.papers.tables import NAMES, NO_DATA, Paper, Table, load_paper, table
 
 PROVENANCE = ("seeds", "command", "commit", "device")
 CELL_KEYS = ("row", "column", "metric", "unit", "lower", "paper", "ours", "std", "seeds", "values", "rounds",
-             "command", "commit", "device", "note")  # fmt: skip
+             "command", "commit", "device", "settings", "note")  # fmt: skip
 LACKING = (NO_DATA, *(f"{what} not there yet" for what in ("method", "model", "attack", "rule")))
 QUICK = "quick: far fewer rounds and samples; no number here means anything"
 
@@ -261,20 +263,22 @@ def save(records: Iterable[Record], folder: str | Path) -> list[Path]:
 
 
 def merged(paper: Paper, table: Table, before: Record | None, new: Sequence[Record] = ()) -> Record:
-    """All cells of the table as it is defined now, with what was measured before and now: the seeds of both."""
+    """All cells of the table as it is defined now, with what was measured before and now: the seeds of both. What was
+    measured under another definition of the cell does not count any more."""
     old = {(c["row"], c["column"]): c for c in (before or {}).get("cells", [])}
     fresh = {(c["row"], c["column"]): c for c in new}
     cells = []
     for cell in table.cells:
         at, blank = (cell.row, cell.column), empty(table, cell)
-        found = [c for c in (old.get(at), fresh.get(at)) if c is not None and c["ours"] is not None]
+        known = [c for c in (old.get(at), fresh.get(at)) if c is not None and c["settings"] == blank["settings"]]
+        found = [c for c in known if c["ours"] is not None]
         if not found:
-            told = next((c["note"] for c in (fresh.get(at), old.get(at)) if c is not None), "")
+            told = next((c["note"] for c in reversed(known)), "")
             news = told.startswith(("failed", NO_DATA)) and blank["note"] == NOT_RUN  # not to be known from the table
             cells.append({**blank, "note": told} if news else blank)
         else:
             kept = united(table, cell, *found) if len(found) > 1 else found[0]
-            note = kept["note"] if cell.note in kept["note"] else joined(cell.note, kept["note"])
+            note = joined(cell.note, *CHOICE.findall(kept["note"]), *FAILED.findall(kept["note"]))
             now = {**{k: blank[k] for k in ("unit", "lower", "paper")}, "note": note}
             cells.append({**{k: kept[k] for k in CELL_KEYS}, **now})
     return {**outline(paper, table), "cells": cells}
