@@ -8,9 +8,14 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
 
 from fedkin.compute import convolutions, kernels
 from fedkin.compute.optim import SGD, Adam, Pull, update
+from fedkin.compute.program import Context, Program
+from fedkin.compute.ways import matmul_precision
+from fedkin.layout import Layout
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 here = pytest.mark.skipif(
@@ -198,3 +203,31 @@ def test_convolutions_of_many_rows(channels, size, kernel, stride, padding, last
                     [right, *torch.autograd.grad(right, (x, w), g)], strict=True):  # fmt: skip
         assert a.shape == b.shape
         assert (a - b).norm() <= 2e-3 * b.norm()
+
+
+@here
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_network_of_many_rows_takes_these_convolutions(monkeypatch, bias):
+    """Logits and gradients of three rows, against the network itself; rows too small for it go the other way."""
+    torch.manual_seed(6)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=bias), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 3, stride=2, padding=1, bias=bias),
+        nn.ReLU(), nn.Flatten(), nn.Linear(24, 4),
+    ).to(DEVICE)  # fmt: skip
+    used = []
+    real = convolutions.convolve
+    monkeypatch.setattr(convolutions, "convolve", lambda *given: used.append(given[1].shape) or real(*given))
+    layout = Layout.of(net, None, "average")
+    program, rows = Program(net, layout), layout.row(net).repeat(3, 1)
+    rows = (rows * (1 + 0.2 * torch.randn_like(rows))).requires_grad_()
+    x, g = torch.randn(3 * 5, 3, 10, 10, device=DEVICE), torch.randn(3, 5, 4, device=DEVICE)
+    with matmul_precision("tf32"):
+        found = program(layout.tensors(rows), x, 3, Context(train=True)).logits
+        (mine,) = torch.autograd.grad(found, rows, g)
+    assert len(used) == 1  # five images of 64 positions, then of four
+    for r in range(3):
+        own = {k: v.detach().clone().requires_grad_() for k, v in layout.tensors(rows[r]).items()}
+        right = functional_call(net, own, (x[5 * r : 5 * r + 5],))
+        assert (found[r] - right).norm() <= 3e-3 * right.norm()
+        theirs = torch.cat([t.flatten() for t in torch.autograd.grad(right, list(own.values()), g[r])])
+        assert (mine[r] - theirs).norm() <= 5e-3 * theirs.norm()

@@ -11,6 +11,7 @@ channel).
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -144,9 +145,17 @@ def _power(number: int, least: int, most: int) -> int:
 
 
 def fits(x: Tensor, w: Tensor, positions: int) -> bool:
-    """Is this the faster way for the kernels w [R, O, C, kh, kw], `positions` of each row's result?"""
-    fast = x.dtype == torch.bfloat16 or torch.get_float32_matmul_precision() == "high" or kernels.INTERPRETED
-    return fast and w.shape[3:] != (1, 1) and positions >= POSITIONS_PER_OUTPUT * w.shape[1] and kernels.usable(x)
+    """Is this the faster way for the kernels w [R, O, C, kh, kw], `positions` of each row's result? In fp32 it is not:
+    tensor cores have no such numbers."""
+    coarse = x.dtype == torch.bfloat16 or torch.get_float32_matmul_precision() == "high" or kernels.INTERPRETED
+    worth = w.shape[3:] != (1, 1) and positions >= POSITIONS_PER_OUTPUT * w.shape[1]
+    return coarse and worth and kernels.usable(x) and _has_tensor_cores(str(x.device))
+
+
+@cache
+def _has_tensor_cores(device: str) -> bool:
+    """Of the kind that take tf32 and bf16: since Ampere."""
+    return kernels.INTERPRETED or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _precision() -> str:
