@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -280,6 +281,19 @@ def test_attackers_train_on_flipped_labels_in_their_turn() -> None:
     fixed, redrawn = who_learns_otherwise("fixed"), who_learns_otherwise("redrawn")
     assert fixed[0] == fixed[1] == fixed[2]
     assert not redrawn[0] == redrawn[1] == redrawn[2]
+
+
+def test_attackers_can_be_named() -> None:
+    assert who_learns_otherwise("4+1") == [[False, True, False, False, True, False]] * 3
+    settings = {"clients": 6, "partition": "iid", "samples_per_client": 20, "attack": "sf", "rounds": 1, "epochs": 1}
+    job = prepare(make_config({**settings, "attackers": "0+2+3"}))
+    assert job.watched is not None
+    assert job.watched.ids.tolist() == [1, 4, 5]  # whose accuracy counts
+    mistakes = {"6": "'6' is no client", "1+-1": "'-1' is no client", "1+": "'' is no client", "2+02": "twice",
+                "often": "fixed, redrawn, or the numbers of clients from 0 to 5"}  # fmt: skip
+    for wrong, why in mistakes.items():
+        with pytest.raises(UsageError, match=re.escape(why)):
+            prepare(make_config({**settings, "attackers": wrong}))
 
 
 def test_triggered_inputs() -> None:

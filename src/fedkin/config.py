@@ -58,7 +58,8 @@ class Config:
     attack: str = option("none", "what malicious clients do; `fedkin attacks` lists them; options as lie:z=0.5")
     malicious: float = option(0.3, "share of the clients that are malicious (with --attack)", low=0, high=1)
     knowledge: Literal["own", "full"] = option("full", "attackers see their own updates, or everybody's")
-    attackers: Literal["fixed", "redrawn"] = option("fixed", "the same attackers all along, or others every round")
+    attackers: str = option(
+        "fixed", "fixed: the same attackers all along; redrawn: others every round; or who they are, as in 1+8+10")
     rule: str = option("mean", "how the server averages; `fedkin rules` lists them; options as krum:malicious=0.2")
     device: str = option("auto", "cpu, cuda, cuda:1, ...; auto: a GPU if there is one")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = option("auto", "auto: tf32 on a GPU, fp32 elsewhere")

@@ -395,8 +395,7 @@ def prepare(
     layout = Layout.of(network, config.head, config.buffers)
     adversary = None
     if attack is not None:
-        redraw = config.attackers == "redrawn"
-        adversary = Adversary(attack, split.clients, config.malicious, config.seed, config.knowledge, redraw)
+        adversary = Adversary.of(config, attack, split.clients)
         tamper = tamper or adversary.tamper
     shared = sources if sources is not None and not isinstance(attack, DataAttack) else {}
     if id(dataset) not in shared:

@@ -20,7 +20,7 @@ def attackers(config: Config, clients: int) -> int:
     """How many clients are malicious (at a time, if others are every round)."""
     if config.attack == "none":
         return 0
-    return int(Adversary(Attack(), clients, config.malicious, config.seed).malicious().sum())
+    return int(Adversary.of(config, Attack(), clients).malicious().sum())
 
 
 def benign_only(config: Config) -> bool:

@@ -188,8 +188,7 @@ def _hostile(config: Config, clients: int) -> Callable[[int], Sequence[bool]] | 
         return None
     from fedkin.robust import Adversary, Attack
 
-    redraw = config.attackers == "redrawn"
-    who = Adversary(Attack(), clients, config.malicious, config.seed, config.knowledge, redraw)
+    who = Adversary.of(config, Attack(), clients)
     return lambda round: who.malicious(round).tolist()
 
 

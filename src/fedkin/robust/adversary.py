@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedkin.cohort import Cohort, Site
 from fedkin.compute import keys
+from fedkin.config import Config
 from fedkin.errors import UsageError
 from fedkin.federation import Answer, Each, Masked, Reply
 from fedkin.options import option
@@ -46,6 +47,20 @@ class Guess:
         return lambda start: self.update
 
 
+def named(attackers: str, clients: int) -> list[int]:
+    """The clients that the setting `attackers` names; none if it only says how they are drawn."""
+    if attackers in ("fixed", "redrawn"):
+        return []
+    words = [w.strip() for w in attackers.split("+")]
+    wrong = [w for w in words if not (w.isascii() and w.isdigit() and int(w) < clients)]
+    if wrong:
+        raise UsageError(f"attackers={attackers!r}: {wrong[0]!r} is no client; write fixed, redrawn, or the numbers of "
+                         f"clients from 0 to {clients - 1}, as in 1+8+10")  # fmt: skip
+    if len({int(w) for w in words}) < len(words):
+        raise UsageError(f"attackers={attackers!r}: a client is named twice")
+    return [int(w) for w in words]
+
+
 @dataclass(eq=False)
 class Adversary:
     """int(share * clients) of the clients are malicious; everything follows from the seed.
@@ -63,12 +78,24 @@ class Adversary:
     detector: Callable[[], Detector | None] = field(default=lambda: None)
     site: Site | None = None  # where the attackers have their data
     rounds: int | None = None  # attackers that change do so in these; in the tuning after them nobody is malicious
+    who: Sequence[int] = ()  # named, and not drawn
+
+    @classmethod
+    def of(cls, config: Config, attack: Attack, clients: int) -> Adversary:
+        """The adversary that a configuration asks for."""
+        who = named(config.attackers, clients)
+        share = len(who) / clients if who else config.malicious
+        redraw = config.attackers == "redrawn"
+        return cls(attack, clients, share, config.seed, config.knowledge, redraw, who=who)
 
     def malicious(self, round: int = 0) -> Bools:
         """Who is malicious in a round, [clients]."""
         stream = keys.key(self.seed, "malicious", round if self.redraw else 0)
         chosen = np.zeros(self.clients, bool)
         if self.redraw and self.rounds is not None and round >= self.rounds:
+            return chosen
+        if self.who:
+            chosen[list(self.who)] = True
             return chosen
         chosen[keys.permutation(stream, self.clients)[: int(self.share * self.clients + 1e-9)]] = True
         return chosen

@@ -145,7 +145,7 @@ class Group:
             "settings": dict(self.settings), "seeds": self.seeds,
             "missing": [s for s in self.asked if s not in self.seeds],
             "eval_point": first.eval_point if first else None,
-            "benign_only": self.config.attack != "none" and self.config.attackers == "fixed",
+            "benign_only": self.config.attack != "none" and self.config.attackers != "redrawn",
             **{name.replace("-", "_"): self.metric(name) for name in METRICS},
             "std": self.over_seeds(lambda o: o.accuracy.std),
             "best_rounds": [o.best_round for o in self.outcomes],

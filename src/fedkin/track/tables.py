@@ -161,7 +161,7 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _benign(group: Group) -> bool:
-    return group.config.attack != "none" and group.config.attackers == "fixed"
+    return group.config.attack != "none" and group.config.attackers != "redrawn"
 
 
 # ---------------------------------------------------------------- what the numbers are numbers of
