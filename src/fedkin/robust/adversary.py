@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from fedkin.cohort import Cohort, Site
 from fedkin.compute import keys
-from fedkin.config import Config
 from fedkin.errors import UsageError
 from fedkin.federation import Answer, Each, Masked, Reply
 from fedkin.options import option
@@ -45,6 +44,19 @@ class Guess:
 
     def trainer(self, samples: int) -> Callable[[Tensor], Tensor]:
         return lambda start: self.update
+
+
+class Threat(Protocol):
+    """The settings of a run that say who attacks."""
+
+    @property
+    def malicious(self) -> float: ...
+    @property
+    def attackers(self) -> str: ...
+    @property
+    def knowledge(self) -> Literal["own", "full"]: ...
+    @property
+    def seed(self) -> int: ...
 
 
 def named(attackers: str, clients: int) -> list[int]:
@@ -81,12 +93,12 @@ class Adversary:
     who: Sequence[int] = ()  # named, and not drawn
 
     @classmethod
-    def of(cls, config: Config, attack: Attack, clients: int) -> Adversary:
-        """The adversary that a configuration asks for."""
-        who = named(config.attackers, clients)
-        share = len(who) / clients if who else config.malicious
-        redraw = config.attackers == "redrawn"
-        return cls(attack, clients, share, config.seed, config.knowledge, redraw, who=who)
+    def of(cls, threat: Threat, attack: Attack, clients: int) -> Adversary:
+        """The adversary that a run's settings ask for."""
+        who = named(threat.attackers, clients)
+        share = len(who) / clients if who else threat.malicious
+        redraw = threat.attackers == "redrawn"
+        return cls(attack, clients, share, threat.seed, threat.knowledge, redraw, who=who)
 
     def malicious(self, round: int = 0) -> Bools:
         """Who is malicious in a round, [clients]."""
