@@ -149,6 +149,22 @@ def test_what_leaves_a_site_is_said_and_the_model_stays(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "personal.safetensors").exists()
 
 
+def test_a_site_is_judged_after_the_round_it_trained_in_and_as_received_later(tmp_path: Path) -> None:
+    told = Told(tmp_path, "fedavg", eval_point="last_round", epochs=5)
+    told.join()
+    model = told.job.method.model
+    told.call("train", 0, model=model)
+    loss = {}
+    for phase in ("report", "report_after_local", "report_last_round"):
+        for now in (1, 2):
+            reply = told.call(phase, now, call=-1, model=model)
+            assert "rows" not in reply.values  # its model stays with it
+            loss[phase, now] = float(reply.values["loss"])
+    assert loss["report_last_round", 1] == loss["report_after_local", 1] < loss["report", 1]
+    assert loss["report_last_round", 2] == loss["report", 2]
+    assert loss["report_after_local", 2] == loss["report_after_local", 1]
+
+
 def test_a_server_cannot_have_what_is_not_its_own(tmp_path: Path) -> None:
     told = Told(tmp_path, "ditto")
     told.join()
