@@ -144,10 +144,17 @@ def text(browser: webdriver.Chrome, id: str) -> str:
     return str(browser.execute_script("return document.getElementById(arguments[0])?.textContent ?? ''", id))
 
 
-def press(browser: webdriver.Chrome, element: Any, *keys: str) -> None:
-    """As somebody who has come to this element with the tabulator."""
-    assert element.get_attribute("tabindex") == "0"
-    browser.execute_script("arguments[0].focus()", element)
+def press(browser: webdriver.Chrome, selector: str, *keys: str) -> None:
+    """As somebody who has come to this element with the tabulator; a figure that is drawn anew (after the window's size
+    changed, say) is looked for again."""
+
+    def reached() -> bool:
+        element = browser.find_element(By.CSS_SELECTOR, selector)
+        assert element.get_attribute("tabindex") == "0"
+        browser.execute_script("arguments[0].focus()", element)
+        return bool(browser.switch_to.active_element == element)
+
+    until(browser, reached)
     ActionChains(browser).send_keys(*keys).perform()
 
 
@@ -235,7 +242,7 @@ def test_the_figures_answer_to_mouse_and_keys(
     assert heat
     svg = browser.find_element(By.CSS_SELECTOR, "#split .chart svg")
     assert "Samples per client and class: 10 × 10" in svg.get_attribute("aria-label")
-    press(browser, svg, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    press(browser, "#split .chart svg", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     told = browser.find_element(By.CSS_SELECTOR, "#split .readout").text
     counts = httpx.get(f"{address}/api/runs/{name}/split").json()["counts"]
     assert told == f"client 0, class 1: {counts[0][1]}"
@@ -244,8 +251,7 @@ def test_the_figures_answer_to_mouse_and_keys(
     slider.send_keys(Keys.ARROW_LEFT)
     until(browser, lambda: text(browser, "at-round-now") == "4 of 5")
     picture("run")
-    line = browser.find_element(By.CSS_SELECTOR, "#accuracy .chart svg")
-    press(browser, line, Keys.ARROW_RIGHT)
+    press(browser, "#accuracy .chart svg", Keys.ARROW_RIGHT)
     assert "round 1: macro" in browser.find_element(By.CSS_SELECTOR, "#accuracy .readout").text
     browser.find_element(By.LINK_TEXT, "client-3").click()
     until(browser, lambda: "client-3" in text(browser, "name"))
