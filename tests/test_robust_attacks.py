@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 from torch import Tensor
@@ -174,6 +174,7 @@ def test_adaptive_is_as_long_as_norm_detection_allows(knowledge: Knowledge, seed
 @pytest.mark.parametrize("spec", ["multi-krum", "krum:malicious=0.2", "clustered", "gas:parts=3;malicious=3"])
 @given(seed=seeds)
 @cases
+@example(seed=4112)  # the clustered rule takes nothing in this direction
 def test_adaptive_goes_to_the_edge_of_what_a_rule_uses(spec: str, direction: str, seed: int) -> None:
     updates, malicious = draw(seed)
     updates += 1  # the benign go the same way, and -mean is another one
@@ -189,7 +190,10 @@ def test_adaptive_goes_to_the_edge_of_what_a_rule_uses(spec: str, direction: str
         return int(used[malicious].sum()), min(3, int(used.sum()))
 
     assert 0 < g <= 100
-    if name != "gas":  # deals coordinates by what it receives: nearly the same row can fare otherwise
+    nothing_passes = theirs(0.0)[0] < theirs(0.0)[1]  # clusters may leave out the benign mean itself
+    if name == "clustered" and nothing_passes:
+        assert g < 1e-6 or theirs((1 - 1e-3) * g)[0] == theirs((1 - 1e-3) * g)[1]
+    elif name != "gas":  # deals coordinates by what it receives: nearly the same row can fare otherwise
         assert theirs((1 - 1e-3) * g)[0] == theirs((1 - 1e-3) * g)[1]
         assert g > 99 or theirs(1.01 * g)[0] < theirs(1.01 * g)[1]
 
