@@ -37,9 +37,8 @@ LISTED = {
                "figure12"],
     "co-pfl": ["table1", "table2", "table3", "table7", "table8", "table9", "table10", "mamo"],
     "fedpkda": ["table1", "table2", "table3", "figure4"],
-    "claims": ["fedcap-benign", "co-pfl-baselines", "pfedcs-fedper", "pfedcs-blocks", "c-pfl-tuning", "c-pfl-flips",
-               "c-pfl-noise",
-               "fedpkda-fedper"],
+    "claims": ["fedcap-benign", "fedcap-fltrust", "co-pfl-baselines", "pfedcs-fedper", "pfedcs-blocks", "c-pfl-tuning",
+               "c-pfl-flips", "c-pfl-noise", "fedpkda-fedper"],
 }  # fmt: skip
 
 # typed from the papers by hand, apart from the files

@@ -163,13 +163,18 @@ def test_rfa_per_tensor_is_rfa_of_each_tensor() -> None:
         RFA(per_tensor=True, bounds=(0, 5, 22))(rows, weights, start)
 
 
-def test_fltrust_first_tensor_only_rescales_nothing_else() -> None:
+@pytest.mark.parametrize("copies", [1, 3])
+def test_fltrust_first_tensor_only_rescales_nothing_else(copies: int) -> None:
     rows, weights, start = draw(5)
+    rows[:copies] = rows[0]
     root = torch.tensor(np.random.default_rng(1).normal(size=23)).float()
     d, g = (rows - start).double().numpy(), root.double().numpy()
     norms = np.linalg.norm(d, axis=1)
     trust = np.maximum(0, d @ g / norms / np.linalg.norm(g))
-    d[:, :5] *= (np.linalg.norm(g) / norms)[:, None]
+    one_object = [d[0]] * copies + list(d[copies:])  # what attackers send lies in memory once
+    for update, norm in zip(one_object, norms, strict=True):
+        update[:5] *= np.linalg.norm(g) / norm
+    d = np.stack(one_object)
     wanted = start.double().numpy() + trust @ d / (trust.sum() + 1e-9)
     close(FLTrust(update=root, first_tensor_only=True, bounds=(0, 5, 23))(rows, weights, start), wanted)
 

@@ -84,6 +84,8 @@ def quick(config: Config, data: Data) -> Config:
         partition = "dirichlet:0.5" if config.partition.startswith("dirichlet") else "pathological:2"
         small |= {"data": STAND_IN, "model": None, "partition": partition, "shift": None, "augment": False,
                   "clients": min(config.clients or QUICK_CLIENTS, QUICK_CLIENTS)}  # fmt: skip
+        if config.attackers != "redrawn":
+            small["attackers"] = "fixed"  # those named may not be among fewer clients
     return replace(config, **small)
 
 

@@ -309,12 +309,13 @@ class FLTrust(Rule):
 
     The server trains on its root set as clients train on their data: class-balanced samples that no client has or,
     if there are too few, copies of the clients' clean training samples (as in the paper), clients losing none.
-    FedCAP's experiments rescale the first tensor of each update only (`first_tensor_only`)."""
+    FedCAP's experiments rescale the first tensor of each update only, and where attackers send one and the same update
+    they rescale it as often as it is sent, because it is one object in memory (`first_tensor_only`)."""
 
     about = "updates weighed by their agreement with the server's own"
     paper = "Cao et al., NDSS 2021"
     root: int = option(100, "samples that the server trains on itself", low=1)
-    first_tensor_only: bool = option(False, "rescale only the first tensor, a slip in FedCAP's code")
+    first_tensor_only: bool = option(False, "only the first tensor is rescaled, as FedCAP's code does it")
     bounds: Bounds = option((), "columns at which tensors begin, and the end; given by the run")  # noqa: RUF009
     update: Tensor | Callable[[Tensor], Tensor] | None = field(
         default=None, compare=False, repr=False, metadata={"help": "the server's update, or a way to it from start"}
@@ -331,8 +332,10 @@ class FLTrust(Rule):
         size, norms = own.double().norm(), lengths(rows, start)
         trust = (dots(rows, start, own) / (norms * size)).nan_to_num(nan=0.0).clamp(0, 1)
         share = trust / (trust.sum() + 1e-9)
-        scaled = share * (size / norms).nan_to_num(nan=0.0, posinf=0.0)
-        row = step(rows, start, scaled)
+        factor = (size / norms).nan_to_num(nan=0.0, posinf=0.0)
+        if self.first_tensor_only:
+            factor = factor ** torch.stack([(rows == row).all(1).sum() for row in rows])
+        row = step(rows, start, share * factor)
         if self.first_tensor_only:
             rest = slice(_tensors(self.bounds, len(start))[0].stop, None)
             row[rest] = step(rows[:, rest], start[rest], share)
