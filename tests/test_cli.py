@@ -274,6 +274,7 @@ def test_seeds() -> None:
     assert seeds_of(None, 4) == [4]
     assert seeds_of("3", 4) == [4, 5, 6]
     assert seeds_of("0,9", 4) == [0, 9]
+    assert seeds_of("2,", 4) == [2]
     for wrong in ("0", "x", "1,1", "-1,2", ","):
         with pytest.raises(UsageError):
             seeds_of(wrong, 0)

@@ -261,12 +261,12 @@ def axes_of(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def seeds_of(text: str | None, first: int) -> list[int]:
-    """`3`: three seeds from the first on; `0,5,7`: these."""
+    """`3`: three seeds from the first on; `0,5,7`: these; `5,`: this one."""
     try:
-        numbers = [int(part) for part in (text or "1").split(",")]
+        numbers = [int(part) for part in (text or "1").removesuffix(",").split(",")]
     except ValueError:
         numbers = []
     listed = bool(text and "," in text)
     if not numbers or min(numbers) < (0 if listed else 1) or len(set(numbers)) < len(numbers):
-        raise UsageError(f"seeds={text!r}: accepts how many (3) or different seeds with commas between (0,5,7)")
+        raise UsageError(f"seeds={text!r}: accepts how many (3) or which, with commas (0,5,7; 5, is seed 5 alone)")
     return numbers if listed else list(range(first, first + numbers[0]))
