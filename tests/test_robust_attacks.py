@@ -113,10 +113,12 @@ def sticks_out(attack: MinMax | MinSum, d: np.ndarray, x: np.ndarray) -> bool:
     between = ((x[:, None] - x[None]) ** 2).sum(-1)
     if isinstance(attack, MinMax):
         return bool(to.max() > between.max())
+    if not attack.squared:
+        to, between = np.sqrt(to), np.sqrt(between)
     return bool(to.sum() > (between.sum(1).max() if attack.bound == "max" else between.sum(1).min()))
 
 
-@pytest.mark.parametrize("attack", [MinMax(), MinSum(), MinSum(bound="min")], ids=str)
+@pytest.mark.parametrize("attack", [MinMax(), MinSum(), MinSum(bound="min"), MinSum(squared=False)], ids=str)
 @pytest.mark.parametrize("knowledge", ["full", "own"])
 @given(seed=seeds, scale=st.sampled_from([1e-6, 1.0, 1e6]))
 @cases
@@ -139,6 +141,9 @@ def test_min_max_by_hand() -> None:
     updates = torch.tensor([[-1.0], [0.0], [1.0]])
     sent = send(MinMax(), updates, torch.tensor([True, False, False]))
     assert sent.item() == pytest.approx(-1, rel=1e-4)
+    # Min-Sum of distances: |d + 1| + |d| + |d - 1| = 3 |d| from 1 on, and 3 is what the outermost have.
+    plain = send(MinSum(squared=False), updates, torch.tensor([True, False, False]))
+    assert plain.item() == pytest.approx(-1, rel=1e-4)
     # Min-Sum: (d + 1)^2 + d^2 + (d - 1)^2 = 3 d^2 + 2 <= 5 (max) or <= 2 (min).
     assert send(MinSum(), updates, torch.tensor([True, False, False])).item() == pytest.approx(-1, rel=1e-4)
     assert send(MinSum(bound="min"), updates, torch.tensor([True, False, False])).item() == pytest.approx(0, abs=1e-6)

@@ -30,7 +30,7 @@ VARIANTS = {  # attacks and rules that another option turns into another one
     "fltrust": ["fltrust:root=3", "fltrust:root=5,first_tensor_only=true"],
     "rfa": ["rfa", "rfa:per_tensor=true"],
     "mr": ["mr", "mr:factor=1e20"],
-    "min-sum": ["min-sum", "min-sum:bound=min"],
+    "min-sum": ["min-sum", "min-sum:bound=min", "min-sum:squared=false"],
     "adaptive": ["adaptive", "adaptive:direction=spread", "adaptive:against=norm,t_norm=2",
                  "adaptive:against=clustered,direction=spread", "adaptive:against=committee",
                  "adaptive:against=gas:parts=5;base=median"],
