@@ -204,6 +204,21 @@ def test_a_round_of_fedavg_by_hand() -> None:
     assert torch.allclose(job.method.model, expected, atol=1e-6)
 
 
+def test_rounds_in_a_fixed_order_by_hand() -> None:
+    job, model = job_of("fedavg", order="fixed", epochs=2), Network()
+    for _ in range(2):
+        models = []
+        for part in job.site.parts["train"]:
+            order = [i for i in torch.from_numpy(part).split(4) if len(i) == min(4, len(part))]
+            batches = [(job.site.source.batch(i), job.site.source.labels(i)) for i in order] * 2
+            models.append(copy.deepcopy(model))
+            train_client(models[-1], batches, job.site.training.opt)
+        mean = average(job, models, "model")
+        model = job.site.layout.load(Network(), mean)
+        job.advance()
+    assert torch.allclose(job.method.model, mean, atol=1e-5)
+
+
 def test_a_round_of_fedprox_by_hand() -> None:
     job = job_of("fedprox", {"mu": 0.5}, epochs=2)
     models = [trained(job, Network(), c, mu=0.5, anchor=Network(), epochs=2) for c in range(3)]

@@ -634,6 +634,17 @@ def test_an_epoch_shows_every_sample_once() -> None:
     assert made.steps.tolist() == [6, 2, 2]
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_fixed_order_is_that_of_a_loader_that_neither_shuffles_nor_keeps_a_short_batch(whole: bool) -> None:
+    parts = [np.arange(10, 21), np.arange(30, 31), np.arange(40, 44), np.arange(50, 53), np.arange(60, 69)]
+    made = plan(parts, np.arange(5), 2, 4, (0,), whole, fixed=True)
+    for k, part in enumerate(parts):
+        loader = torch.utils.data.DataLoader(part, 4, shuffle=False, drop_last=len(part) >= 4)  # type: ignore[arg-type]
+        right = [batch.tolist() for _ in range(2) for batch in loader]
+        seen = [t[k, : s[k]].tolist() for t, s in zip(made.table, made.sizes, strict=True) if s[k]]
+        assert seen == right
+
+
 def test_the_batch_order_depends_on_seed_client_round_and_stream_alone() -> None:
     parts = [np.arange(20), np.arange(20, 40), np.arange(40, 50)]
     base = plan(parts, np.arange(3), 1, 4, (0, 0, "train", 1), False)

@@ -136,6 +136,18 @@ def test_settings_of_cells() -> None:
     assert flowers.missing == "data not available: flowers102"
 
 
+def test_a_cells_word_follows_from_what_is_not_usual() -> None:
+    cell = load_paper("fedcap").table("table1").cell("CIFAR-10 SF", "Mean")
+    assert cell is not None
+
+    def word(**settings: Any) -> str:
+        return compare.settings_of(replace(cell, variants=tuple(replace(v, **settings) for v in cell.variants)))
+
+    assert word() == word(order="shuffled") == word(seed=3) == word(device="cpu")
+    words = [word(), word(order="fixed"), word(rounds=99), word(momentum=0.5), word(options={"x": 1})]
+    assert len(set(words)) == len(words)
+
+
 def test_what_is_missing_says_so_and_comes_by_itself() -> None:
     name, at = "fedala", ("FedALA", "practical CIFAR10")
     if name not in METHODS:

@@ -43,6 +43,7 @@ class Training:
     opt: Optimiser
     precision: Precision = "fp32"
     augment: bool = False  # random crop and flip of training images
+    fixed: bool = False  # mini-batches in the samples' own order, whole ones only
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch"):
@@ -265,7 +266,8 @@ class Cohort:
         if site.poisoned is not None:
             bad = site.poisoned(self.round)[self.ids]
             parts = [part + site.source.count * int(b) for part, b in zip(parts, bad, strict=True)]
-        steps = plan(parts, self.ids, epochs or training.epochs, training.batch, stream, site.has_batch_norm)
+        steps = plan(parts, self.ids, epochs or training.epochs, training.batch, stream, site.has_batch_norm,
+                     training.fixed)  # fmt: skip
         if training.augment:
             steps = replace(steps, moves=crop_flip(stream, self.ids, *steps.table.shape[::2]))
         rows = torch.cat([self._wide(m.start) for m in models])

@@ -48,6 +48,8 @@ class Config:
     momentum: float = option(0.0, "momentum (sgd)", low=0, high=0.999)
     weight_decay: float = option(0.0, "weight decay", low=0)
     augment: bool = option(False, "train on random crops (padding 4) and flips of the images")
+    order: Literal["shuffled", "fixed"] = option(
+        "shuffled", "samples of a local epoch: shuffled; or as they lie, a short last batch left out")
     seed: int = option(0, "everything random follows from it", low=0)
     eval_point: Literal["auto", "received", "after_local", "last_round"] = option(
         "auto", "when a client's model is judged: as received, after local training, or (last_round) after it for "

@@ -411,7 +411,7 @@ def prepare(
         forward=forward, layout=layout, initial=initial, source=source,
         parts={"train": split.train, "validation": split.validation, "test": split.test}, names=split.names,
         classes=dataset.classes, seed=config.seed,
-        training=Training(config.epochs, config.batch, opt, precision, config.augment),
+        training=Training(config.epochs, config.batch, opt, precision, config.augment, config.order == "fixed"),
         store=Store(split.clients, kind.keeps, layout, initial), chooser=chooser or Chooser(config.way),
         hold=point != "received",
     )  # fmt: skip

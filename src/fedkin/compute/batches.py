@@ -148,12 +148,16 @@ class Plan:
 
 
 def plan(
-    parts: Sequence[Indices], clients: Indices, epochs: int, batch: int, stream: tuple[int | str, ...], whole: bool
-) -> Plan:
+    parts: Sequence[Indices], clients: Indices, epochs: int, batch: int, stream: tuple[int | str, ...], whole: bool,
+    fixed: bool = False,
+) -> Plan:  # fmt: skip
     """Shuffled epochs. A short last batch is kept; `whole` drops it when it has one sample and is not the only one
-    (BatchNorm cannot learn from a single sample)."""
+    (BatchNorm cannot learn from a single sample). `fixed`: every epoch in the samples' own order, and a short batch is
+    dropped unless there is no other."""
     lengths = np.array([len(p) for p in parts], np.int64)
     used = lengths - ((lengths % batch == 1) & (lengths > 1) & (whole and batch > 1))
+    if fixed:
+        used = np.where(lengths < batch, lengths, lengths // batch * batch)
     steps = -(-used // batch)  # of an epoch
     longest = int(steps.max(initial=0)) * epochs
     table = np.zeros((longest, len(parts), batch), np.int64)
@@ -163,7 +167,8 @@ def plan(
         n, s = int(used[which[0]]), int(steps[which[0]])
         key = keys.key(*stream, np.asarray(clients)[which][:, None], np.arange(epochs)[None])
         mine = np.stack([parts[k] for k in which.tolist()])
-        order = mine[np.arange(len(which))[:, None, None], keys.permutation(key, length)]
+        drawn = np.broadcast_to(np.arange(length), (*key.shape, length)) if fixed else keys.permutation(key, length)
+        order = mine[np.arange(len(which))[:, None, None], drawn]
         padded = np.zeros((len(which), epochs, s * batch), np.int64)
         padded[..., :n] = order[..., :n]
         table[: epochs * s, which] = padded.reshape(len(which), epochs * s, batch).transpose(1, 0, 2)

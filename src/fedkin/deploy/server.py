@@ -246,7 +246,8 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: FlowerEngin
         forward=forward, layout=layout, initial=initial, source=nothing,
         parts={"train": empty, "validation": empty, "test": empty},  # which samples: only the sites know
         names=names, classes=len(labels), seed=config.seed,
-        training=Training(config.epochs, config.batch, config.optimiser_of(), "fp32", config.augment),
+        training=Training(config.epochs, config.batch, config.optimiser_of(), "fp32", config.augment,
+                          config.order == "fixed"),
         store=Store(len(facts), kind.keeps, layout, initial), chooser=Chooser(),
     )  # fmt: skip
     fed = Federation(engine, samples, seed=config.seed, faults=Faults(), average=average_of(config), names=names)

@@ -44,7 +44,8 @@ from fedkin.rounds import pick_device, pick_precision
 Say = Callable[[str], None]
 
 TRAVELS = ("method", "options", "model", "head", "buffers", "rounds", "epochs", "batch", "optimiser", "lr", "momentum",
-           "weight_decay", "augment", "seed", "test_share", "validation_share", "eval_point", "precision")  # fmt: skip
+           "weight_decay", "augment", "order", "seed", "test_share", "validation_share", "eval_point",
+           "precision")  # fmt: skip
 """The settings a server tells its sites; where and how a site computes is its own business."""
 SERVER_HALF = {name for name in vars(Method) if name in ("start", "round", "deliver", "deliver_to_all", "finish")}
 PERSONAL = "rows"  # what `report` adds for the simulator, and no site sends
@@ -194,7 +195,8 @@ class Worker:
             forward=forward, layout=layout, initial=initial.to(device), source=source,
             parts={k: _only(place, clients, rows) for k, rows in parts.items()},  # type: ignore[misc]
             names=[self.name if i == place else "" for i in range(clients)], classes=dataset.classes, seed=config.seed,
-            training=Training(config.epochs, config.batch, config.optimiser_of(), precision, config.augment),
+            training=Training(config.epochs, config.batch, config.optimiser_of(), precision, config.augment,
+                              config.order == "fixed"),
             store=store, chooser=Chooser(), hold=point != "received",
         )  # fmt: skip
         vault = Vault(self.folder, run)

@@ -65,8 +65,11 @@ def empty(table: Table, cell: Cell, why: str = "") -> Record:
 
 
 def settings_of(cell: Cell) -> str:
-    """What a cell is a number of, in a word: another one when the table's definition changes what is run."""
-    kept = [{k: v for k, v in c.to_dict().items() if k not in (*NOT_IDENTITY, "seed")} for c in cell.variants]
+    """What a cell is a number of, in a word: another one when the table's definition changes what is run. Defaults do
+    not count, so that a new setting leaves all words as they are."""
+    usual = Config().to_dict()
+    kept = [{k: v for k, v in c.to_dict().items() if k not in (*NOT_IDENTITY, "seed") and v != usual[k]}
+            for c in cell.variants]  # fmt: skip
     text = json.dumps([kept, cell.ratio_to, cell.drop_from], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
