@@ -714,6 +714,13 @@ def test_every_result_has_its_provenance_and_the_papers_number() -> None:
                     assert re.fullmatch(r"[0-9a-f]{7,40}\+?(, [0-9a-f]{7,40}\+?)*|fedkin .+", cell["commit"])
 
 
+def test_every_number_that_is_not_close_has_a_note() -> None:
+    for path in sorted((ROOT / "results").glob("*/*.json")):
+        for cell in render.read(path)["cells"]:
+            if cell["ours"] is not None and compare.close(cell) is False:
+                assert cell["note"], f"{path.parent.name} {path.stem}: {cell['row']}, {cell['column']} differs: why?"
+
+
 @pytest.mark.parametrize("key", ["seeds", "command", "commit", "device"])
 def test_a_number_without_provenance_is_refused(mini: Paper, tmp_path: Path, key: str) -> None:
     path = tmp_path / "t.json"

@@ -400,10 +400,12 @@ def _overview(records: Sequence[Record]) -> list[str]:
     near, share = sum(map(bool, compared.values())), ""
     if compared:
         share = f" ({100 * near / len(compared):.0f} %)"
+    told = {_same(r, c) for r in records for c in measured(r) if close(c) is False and c["note"]}
     said = (f"**{near} of {len(compared)}** numbers that can be compared are close to the paper's{share}; a number "
-            "that a paper repeats in several tables counts once. The best of the measured methods is the paper's best "
-            f"in **{total['best_agrees']} of {total['lines']}** lines. {total['measured']} of {total['cells']} cells "
-            "are measured.")  # fmt: skip
+            f"that a paper repeats in several tables counts once. {len(told)} of the {len(compared) - near} others "
+            "have a note below their table: what the difference comes from, or that it is not known. The best of the "
+            f"measured methods is the paper's best in **{total['best_agrees']} of {total['lines']}** lines. "
+            f"{total['measured']} of {total['cells']} cells are measured.")  # fmt: skip
     lines = [
         wrapped(said),
         "",
