@@ -149,6 +149,17 @@ def test_what_leaves_a_site_is_said_and_the_model_stays(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "personal.safetensors").exists()
 
 
+def test_a_site_trains_in_the_order_it_is_told(tmp_path: Path) -> None:
+    """The same samples in another round: only shuffled ones give another model."""
+    same = {}
+    for order in ("shuffled", "fixed"):
+        told = Told(tmp_path / order, "fedavg", order=order)
+        told.join()
+        once, again = (told.call("train", r, model=told.job.method.model).values["model"] for r in (0, 1))
+        same[order] = torch.equal(once, again)  # type: ignore[arg-type]
+    assert same == {"shuffled": False, "fixed": True}
+
+
 def test_a_site_is_judged_after_the_round_it_trained_in_and_as_received_later(tmp_path: Path) -> None:
     told = Told(tmp_path, "fedavg", eval_point="last_round", epochs=5)
     told.join()
