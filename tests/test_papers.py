@@ -38,7 +38,7 @@ LISTED = {
     "co-pfl": ["table1", "table2", "table3", "table7", "table8", "table9", "table10", "mamo"],
     "fedpkda": ["table1", "table2", "table3", "figure4"],
     "claims": ["fedcap-benign", "fedcap-fltrust", "co-pfl-baselines", "pfedcs-fedper", "pfedcs-blocks", "c-pfl-tuning",
-               "c-pfl-flips", "c-pfl-noise", "fedpkda-fedper"],
+               "c-pfl-flips", "c-pfl-figure4-flips", "c-pfl-noise", "fedpkda-fedper"],
 }  # fmt: skip
 
 # typed from the papers by hand, apart from the files
@@ -899,8 +899,9 @@ def test_the_plan_says_what_cannot_be_run_and_runs_nothing(shell: Any, tmp_path:
     plan = json.loads(done.stdout)["plan"]
     lacking = set(plan["tables"][0]["not_runnable"])
     assert {f"data not available: {name}" for name in ("mnist", "cifar10", "cifar100")} <= lacking
-    quickly = json.loads(shell("c-pfl", "table6", "--plan", "--json", "--quick").stdout)["plan"]
-    assert (quickly["runs"], quickly["trainings"]) == (5, 1)  # the same digits stand in for all four
+    three = ("--rows", "MNIST,CIFAR-10,CIFAR-100")  # Debian has a package of the fourth
+    quickly = json.loads(shell("c-pfl", "table6", *three, "--plan", "--json", "--quick").stdout)["plan"]
+    assert (quickly["runs"], quickly["trainings"]) == (5, 1)  # the same digits stand in for all three
     assert quickly["seconds"] > 0
     assert not (tmp_path / "runs").exists()
 
