@@ -46,7 +46,7 @@ def number(value: float | None, unit: str = "%") -> str:
     if value is None:
         return "–"
     if unit in ("%", "times", "MiB"):
-        return f"{value:.2f}"
+        return f"{value:.2f}".replace("-", "−")
     return f"{value:.0f}" if unit == "rounds" else f"{value:.4g}"
 
 
