@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
 from fedkin.compute.probe import require_bf16
 from fedkin.compute.program import Context, trace
+from fedkin.compute.ways import Precision
 from fedkin.config import Config
 from fedkin.data import CORRUPTIONS, Dataset, Partition, Split, apply_shift, from_folder, load, make_split
 from fedkin.engines.local import LocalEngine
@@ -380,9 +381,9 @@ def prepare(
     attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
     kind = method or METHODS[config.method]
     options = options_of(kind, config.options, config.method)
-    opt = config.optimiser_of()
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
+    training = training_of(config, precision)
     if config.validation_share is None:
         config = replace(config, validation_share=kind.holdout)
     dataset, split = data if data is not None else load_data(config)
@@ -411,8 +412,8 @@ def prepare(
         forward=forward, layout=layout, initial=initial, source=source,
         parts={"train": split.train, "validation": split.validation, "test": split.test}, names=split.names,
         classes=dataset.classes, seed=config.seed,
-        training=Training(config.epochs, config.batch, opt, precision, config.augment, config.order == "fixed"),
-        store=Store(split.clients, kind.keeps, layout, initial), chooser=chooser or Chooser(config.way),
+        training=training, store=Store(split.clients, kind.keeps, layout, initial),
+        chooser=chooser or Chooser(config.way),
         hold=point != "received",
     )  # fmt: skip
     if adversary is not None:
@@ -494,6 +495,12 @@ def named_spec(spec: str) -> tuple[str, dict[str, str]]:
     return name, {key: value for key, _, value in pairs}
 
 
+def training_of(config: Config, precision: Precision) -> Training:
+    """How the configuration's clients train, in the simulator and at a site alike."""
+    fixed = config.order == "fixed"
+    return Training(config.epochs, config.batch, config.optimiser_of(), precision, config.augment, fixed)
+
+
 def average_of(config: Config) -> Average:
     """How the configuration's rule combines what clients send."""
     name, options = named_spec(config.rule)
@@ -546,7 +553,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def pick_precision(name: str, device: torch.device) -> Literal["fp32", "tf32", "bf16"]:
+def pick_precision(name: str, device: torch.device) -> Precision:
     if name == "auto":
         return "tf32" if device.type == "cuda" else "fp32"
     if name == "tf32" and device.type != "cuda":

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from fedkin.cohort import Site, Store, Training
+from fedkin.cohort import Site, Store
 from fedkin.compute import keys
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
@@ -32,7 +32,7 @@ from fedkin.layout import Layout
 from fedkin.methods import METHODS, options_of
 from fedkin.methods.base import REPORTS
 from fedkin.models import build, default_model
-from fedkin.rounds import Job, Listener, Prepared, Result, average_of, check_outputs
+from fedkin.rounds import Job, Listener, Prepared, Result, average_of, check_outputs, training_of
 from fedkin.track import checkpoint, database
 from fedkin.track.catalogue import runs_folder
 from fedkin.track.folder import CHECKPOINTS, METRICS, SITES, RunFolder
@@ -246,9 +246,7 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: FlowerEngin
         forward=forward, layout=layout, initial=initial, source=nothing,
         parts={"train": empty, "validation": empty, "test": empty},  # which samples: only the sites know
         names=names, classes=len(labels), seed=config.seed,
-        training=Training(config.epochs, config.batch, config.optimiser_of(), "fp32", config.augment,
-                          config.order == "fixed"),
-        store=Store(len(facts), kind.keeps, layout, initial), chooser=Chooser(),
+        training=training_of(config, "fp32"), store=Store(len(facts), kind.keeps, layout, initial), chooser=Chooser(),
     )  # fmt: skip
     fed = Federation(engine, samples, seed=config.seed, faults=Faults(), average=average_of(config), names=names)
     fed.rounds, fed.stop_on_failure = config.rounds, config.on_failure == "stop"

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkin.cohort import Cohort, Site, Store, Training
+from fedkin.cohort import Cohort, Site, Store
 from fedkin.compute import keys
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
@@ -39,7 +39,7 @@ from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.methods.base import REPORTS
 from fedkin.models import build
-from fedkin.rounds import pick_device, pick_precision
+from fedkin.rounds import pick_device, pick_precision, training_of
 
 Say = Callable[[str], None]
 
@@ -195,9 +195,7 @@ class Worker:
             forward=forward, layout=layout, initial=initial.to(device), source=source,
             parts={k: _only(place, clients, rows) for k, rows in parts.items()},  # type: ignore[misc]
             names=[self.name if i == place else "" for i in range(clients)], classes=dataset.classes, seed=config.seed,
-            training=Training(config.epochs, config.batch, config.optimiser_of(), precision, config.augment,
-                              config.order == "fixed"),
-            store=store, chooser=Chooser(), hold=point != "received",
+            training=training_of(config, precision), store=store, chooser=Chooser(), hold=point != "received",
         )  # fmt: skip
         vault = Vault(self.folder, run)
         stamp, remark = self._resume(vault, attempt, begin)
