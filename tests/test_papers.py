@@ -683,6 +683,20 @@ def test_ratios_drops_and_the_best_of_several(tmp_path: Path) -> None:
     assert [c["paper"] for c in second["cells"]] == [1.0, 0.75]
     assert second["cells"][1]["ours"] < 1
     assert len(compare.comparable(second)) == 1
+    part, _ = compare.records(session.plan, lambda c: None if c.lr == 1e-9 else session.outcome(c))
+    notes = {(c["row"], c["column"]): c["note"] for c in part["cells"]}
+    assert notes["Ditto", "calm"] == "best of 2: lr=0.05 (1 of 2 measured)"
+
+
+def test_what_sets_variants_apart_is_said_in_full(tmp_path: Path) -> None:
+    """Also an option and a point of evaluation that are the method's usual ones."""
+    ditto = 'set = { method = "ditto" }'
+    some = "[{ }, { eval_point = 'after_local', options = { ditto = { lam = 0.5 } } }]"
+    session = go(parse(MINI.replace(ditto, f"{ditto}\nbest_of = {some}"), "mini.toml"), tmp_path)
+    (record,) = compare.records(session.plan, session.outcome)
+    usual = METHODS["ditto"].Options().lam
+    assert {c["note"] for c in record["cells"] if c["row"] == "Ditto"} <= {
+        f"best of 2: eval_point=received, lam={usual}", "best of 2: eval_point=after_local, lam=0.5"}  # fmt: skip
 
 
 def test_a_cell_of_its_own_brings_the_one_it_refers_to(tmp_path: Path) -> None:

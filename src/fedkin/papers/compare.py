@@ -13,7 +13,7 @@ from typing import Any
 from fedkin.config import NOT_IDENTITY, Config
 from fedkin.papers.metrics import Outcome, metric_of, value_of
 from fedkin.papers.plan import Plan, Planned
-from fedkin.papers.tables import Cell, Line, Paper, Table
+from fedkin.papers.tables import Cell, Line, Paper, Table, spelled_out
 
 Record = dict[str, Any]
 Look = Callable[[Config], Outcome | None]
@@ -99,7 +99,7 @@ def _lower(cell: Cell) -> bool:
 def _filled(plan: Plan, planned: Planned, look: Look, failed: Mapping[str, str]) -> Record:
     table, cell = planned.table, planned.cell
     record = empty(table, cell, planned.why_not)
-    best, which = _best(planned, look)
+    best, choice = _best(planned, look)
     errors = [failed[c.identity()] for variant in planned.runs for c in variant if c.identity() in failed]
     trouble = f"failed: {errors[0]}" if errors else ""
     values = {seed: value_of(o, cell.metric) for seed, o in best.items()}
@@ -115,11 +115,10 @@ def _filled(plan: Plan, planned: Planned, look: Look, failed: Mapping[str, str])
         reached = f"{cell.metric} has no value in this run" if values else ""
         return {**record, "note": trouble or reached or planned.why_not or NOT_RUN}
     used = [best[s] for s in known]
-    tried = f"best of {len(planned.runs)}: {which}" if len(planned.runs) > 1 else ""
     return {
         **record, **_over_seeds(table, cell, known, plan.quick), "rounds": int(used[0].config["rounds"]),
         "commit": _all(o.commit for o in used), "device": _all(f"{o.device}, {o.precision}" for o in used),
-        "note": joined(cell.note, tried, trouble),
+        "note": joined(cell.note, choice, trouble),
     }  # fmt: skip
 
 
@@ -158,8 +157,8 @@ def _all(words: Iterable[str]) -> str:
 
 
 def _best(planned: Planned, look: Look) -> tuple[dict[int, Outcome], str]:
-    """Of a cell's variants the one with the best mean (over as many seeds as any has), and what sets it apart."""
-    lower, metric = metric_of(planned.cell.metric).lower, planned.cell.metric
+    """Of a cell's variants the one with the best mean (over as many seeds as any has), and in words which it is."""
+    lower, metric, among = metric_of(planned.cell.metric).lower, planned.cell.metric, len(planned.runs)
     found = [{c.seed: o for c in variant if (o := look(c)) is not None} for variant in planned.runs]
     most = max((len(f) for f in found), default=0)
     if not most:
@@ -169,15 +168,15 @@ def _best(planned: Planned, look: Look) -> tuple[dict[int, Outcome], str]:
         mean = sum(value_of(o, metric) for o in found[i].values()) / most
         return -math.inf if math.isnan(mean) else -mean if lower else mean
 
-    best = max((i for i, f in enumerate(found) if len(f) == most), key=worth)
-    return found[best], _apart(planned, best)
+    tried = [i for i, f in enumerate(found) if len(f) == most]
+    best = max(tried, key=worth)
+    short = "" if len(tried) == among else f" ({len(tried)} of {among} measured)"
+    return found[best], f"best of {among}: {_apart(planned, best)}{short}" if among > 1 else ""
 
 
 def _apart(planned: Planned, best: int) -> str:
     """The settings in which the variants differ, of one of them."""
-    flat = [{**v[0].to_dict(), **{f"options.{k}": x for k, x in v[0].options.items()}} for v in planned.runs]
-    for table in flat:
-        table.pop("options", None)
+    flat = [spelled_out(v[0]) for v in planned.runs]
     keys = dict.fromkeys(k for table in flat for k in table)
     return ", ".join(f"{k}={flat[best].get(k)}" for k in keys if len({repr(t.get(k)) for t in flat}) > 1)
 

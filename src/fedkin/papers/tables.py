@@ -370,6 +370,15 @@ def _checked_options(method: str, given: str) -> dict[str, Any]:
     return asdict(options_of(METHODS[method], json.loads(given), method))
 
 
+def spelled_out(config: Config) -> dict[str, Any]:
+    """All settings and options of a run by name, with what the method itself decides."""
+    from fedkin.methods import METHODS
+
+    options = _checked_options(config.method, json.dumps(config.options, sort_keys=True))
+    point = METHODS[config.method].eval_point if config.eval_point == "auto" else config.eval_point
+    return {**config.to_dict(), **options, "options": None, "eval_point": point}
+
+
 def canonical(config: Config) -> Config:
     """The same run in the fewest words, so that cells which share a run also share its identity: options only where
     they differ from the method's own, nothing about attackers where there are none."""
