@@ -293,7 +293,8 @@ def test_accuracy_and_detection_come_from_the_same_runs() -> None:
               for c in paper.table(t).select(["CIFAR-10"], [col]) if "SF" in (c.row.split()[-1], c.column)]  # fmt: skip
     plan = make_plan(paper, chosen, (0,), Data(), small=True)
     assert len(chosen) == 5
-    assert len(plan.runs) == 1
+    assert [c.options["output"] for c in plan.runs if "output" in c.options] == ["customised"]
+    assert len(plan.runs) == 2  # personal models, and for accuracy the customised ones too
 
 
 def test_data_that_are_not_here_are_named(tmp_path: Path) -> None:
@@ -895,7 +896,7 @@ def test_quick_runs_mark_every_number(shell: Any, tmp_path: Path) -> None:
     done = shell(*words, "--json", "--markdown", tmp_path / "x.md")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert (found["ran"], found["plan"]["runs"]) == (2, 2)
+    assert (found["ran"], found["plan"]["runs"]) == (4, 4)  # two scenarios, two kinds of models
     cells = found["tables"][0]["cells"]
     assert all(c["quick"] and c["ours"] is not None and "--quick" in c["command"] for c in cells)
     assert len(cells) == 5
@@ -903,7 +904,7 @@ def test_quick_runs_mark_every_number(shell: Any, tmp_path: Path) -> None:
     assert "means anything" in (tmp_path / "x.html").read_text()
     again = shell(*words)
     assert again.exit_code == 0
-    assert "2 runs, all done before" in again.stderr
+    assert "4 runs, all done before" in again.stderr
     assert "mean nothing" in again.stdout
     assert "85.60" in again.stdout
 
