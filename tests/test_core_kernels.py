@@ -207,13 +207,16 @@ def test_convolutions_of_many_rows(channels, size, kernel, stride, padding, last
 
 @here
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_network_of_many_rows_takes_these_convolutions(monkeypatch, bias):
-    """Logits and gradients of three rows, against the network itself; rows too small for it go the other way."""
+@pytest.mark.parametrize("smooth", [True, False])
+def test_a_network_of_many_rows_takes_these_convolutions(monkeypatch, bias, smooth):
+    """Logits and gradients of three rows, against the network itself; rows too small for it go the other way. With
+    kinks a unit that tensor cores' rounding turns on or off moves a gradient by more than the rounding."""
     torch.manual_seed(6)
+    bend, pool = (nn.Tanh, nn.AvgPool2d) if smooth else (nn.ReLU, nn.MaxPool2d)
     net = nn.Sequential(
-        nn.Conv2d(3, 8, 3, bias=bias), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(8, 6, 3, stride=2, padding=1, bias=bias),
-        nn.Tanh(), nn.Flatten(), nn.Linear(24, 4),
-    ).to(DEVICE)  # smooth, so that rounding turns no unit on or off  # fmt: skip
+        nn.Conv2d(3, 8, 3, bias=bias), bend(), pool(2), nn.Conv2d(8, 6, 3, stride=2, padding=1, bias=bias),
+        bend(), nn.Flatten(), nn.Linear(24, 4),
+    ).to(DEVICE)  # fmt: skip
     used = []
     real = convolutions.convolve
     monkeypatch.setattr(convolutions, "convolve", lambda *given: used.append(given[1].shape) or real(*given))
@@ -230,4 +233,5 @@ def test_a_network_of_many_rows_takes_these_convolutions(monkeypatch, bias):
         right = functional_call(net, own, (x[5 * r : 5 * r + 5],))
         assert (found[r] - right).norm() <= 3e-3 * right.norm()
         theirs = torch.cat([t.flatten() for t in torch.autograd.grad(right, list(own.values()), g[r])])
-        assert (mine[r] - theirs).norm() <= 5e-3 * theirs.norm()
+        bound = 5e-3 if smooth or DEVICE == "cpu" else 0.1
+        assert (mine[r] - theirs).norm() <= bound * theirs.norm()
