@@ -180,6 +180,7 @@ def test_adaptive_is_as_long_as_norm_detection_allows(knowledge: Knowledge, seed
 @given(seed=seeds)
 @cases
 @example(seed=4112)  # the clustered rule takes nothing in this direction
+@example(seed=6810)  # it refuses a row just beyond the edge and takes a longer one again
 def test_adaptive_goes_to_the_edge_of_what_a_rule_uses(spec: str, direction: str, seed: int) -> None:
     updates, malicious = draw(seed)
     updates += 1  # the benign go the same way, and -mean is another one
@@ -200,7 +201,8 @@ def test_adaptive_goes_to_the_edge_of_what_a_rule_uses(spec: str, direction: str
         assert g < 1e-6 or theirs((1 - 1e-3) * g)[0] == theirs((1 - 1e-3) * g)[1]
     elif name != "gas":  # deals coordinates by what it receives: nearly the same row can fare otherwise
         assert theirs((1 - 1e-3) * g)[0] == theirs((1 - 1e-3) * g)[1]
-        assert g > 99 or theirs(1.01 * g)[0] < theirs(1.01 * g)[1]
+        beyond = [theirs(further * g) for further in (1.01, 1.003, 1.001, 1.0003, 1.0001)]
+        assert g > 99 or any(taken < all_of_them for taken, all_of_them in beyond[: 1 if name != "clustered" else None])
 
 
 def harm(rule: Rule, rows: Tensor, benign: Tensor) -> float:
