@@ -638,7 +638,8 @@ def filled(paper: Paper, numbers: dict[tuple[str, str], float], **more: Any) -> 
 def test_rankings_and_claims(mini: Paper) -> None:
     good = filled(mini, {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 88.5, ("Ditto", "storm"): 77.0})
     assert compare.rankings(good) == [
-        {"line": "calm", "methods": 2, "ours": "Ditto", "paper": "Ditto", "agrees": True, "tau": 1.0}
+        {"line": "calm", "methods": 2, "ours": "Ditto", "paper": "Ditto", "agrees": True, "level": False,
+         "tau": 1.0}
     ]
     (verdict,) = compare.verdicts(good)
     assert (verdict["holds"], verdict["held"], verdict["of"], verdict["unknown"]) == (True, 1, 1, 1)
@@ -648,6 +649,18 @@ def test_rankings_and_claims(mini: Paper) -> None:
     assert compare.rankings(bad)[0]["tau"] == -1.0
     assert compare.verdicts(bad)[0]["broken"] == ["calm: FedAvg"]
     assert compare.summary(bad)["close"] == 1
+    assert (compare.rankings(bad)[0]["level"], compare.verdicts(bad)[0]["level"]) == (False, 0)
+
+
+def test_a_best_method_that_is_a_point_behind_is_level(mini: Paper) -> None:
+    for ahead, level in ((0.04, 0), (0.9, 1), (1.0, 1), (1.1, 0)):
+        record = filled(mini, {("FedAvg", "calm"): 88.5 + ahead, ("Ditto", "calm"): 88.5})
+        (rank,), (verdict,), text = compare.rankings(record), compare.verdicts(record), render.markdown(record)
+        assert (rank["agrees"], rank["level"]) == (ahead == 0.04, bool(level))
+        assert compare.summary(record)["best_level"] == level
+        assert verdict["holds"] is False
+        assert ("in 0 of 1 lines, within a point of the best in 1 more" in text) == bool(level)
+        assert ("**does not hold** in 1 of 1, each by a point or less (calm: FedAvg)" in text) == (ahead <= 1.0)
 
 
 def test_a_claim_that_is_known_not_to_hold_says_what_came_out(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ Look = Callable[[Config], Outcome | None]
 
 POINTS, SHARE = 2.0, 0.2  # what counts as close: points of a percentage, else a share of the paper's number
 TIE = 0.05  # numbers this close are equal when best methods are compared: tables print two digits
+LEVEL = 1.0  # points between two methods that a few seeds do not tell apart
 NOT_RUN = "not run yet"
 CHOICE = re.compile(r"best of \d+: [^;]*")  # in a note: which of several settings the number belongs to
 FAILED = re.compile(r"failed: .*")  # and which runs are missing
@@ -222,8 +223,8 @@ def close(cell: Record) -> bool | None:
 
 
 def rankings(record: Record) -> list[dict[str, Any]]:
-    """For every line across the methods (and group of them): whether the best method is the paper's, and Kendall's
-    tau, over the methods that have both numbers. Only where there are at least two."""
+    """For every line across the methods (and group of them): whether the best method is the paper's, else whether that
+    one is level with ours, and Kendall's tau, over the methods that have both numbers. Only where there are two."""
     if record["methods"] == "none":
         return []
     found = []
@@ -235,9 +236,14 @@ def rankings(record: Record) -> list[dict[str, Any]]:
         ours, theirs = ({n: sign * c[key] for n, c in both.items()} for key in ("ours", "paper"))
         best = [max(side, key=lambda n, side=side: side[n]) for side in (ours, theirs)]  # type: ignore[misc]
         agrees = ours[best[1]] >= ours[best[0]] - TIE
+        level = not agrees and _level(both[best[0]], both[best[1]])
         found.append({"line": place, "methods": len(both), "ours": best[0], "paper": best[1], "agrees": agrees,
-                      "tau": kendall(list(ours.values()), list(theirs.values()))})  # fmt: skip
+                      "level": level, "tau": kendall(list(ours.values()), list(theirs.values()))})  # fmt: skip
     return found
+
+
+def _level(a: Record, b: Record) -> bool:
+    return bool(a["unit"] == "%" and abs(a["ours"] - b["ours"]) <= LEVEL)
 
 
 def _lines(record: Record) -> Iterator[tuple[str, dict[str, Record]]]:
@@ -271,7 +277,7 @@ def verdicts(record: Record) -> list[dict[str, Any]]:
 
 
 def _verdict(record: Record, check: Mapping[str, Any]) -> dict[str, Any]:
-    held, broken, unknown_ = 0, [], 0
+    held, broken, level, unknown_ = 0, [], 0, 0
     for place, left, right in _compared(record, check):
         if left["ours"] is None or (right is not None and right["ours"] is None):
             unknown_ += 1
@@ -279,9 +285,10 @@ def _verdict(record: Record, check: Mapping[str, Any]) -> dict[str, Any]:
             held += 1
         else:
             broken.append(place)
+            level += right is not None and not check["by"] and _level(left, right)
     tested = held + len(broken)
     return {"says": check["says"], "held": held, "of": tested, "unknown": unknown_, "broken": broken,
-            "holds": None if not tested else not broken, "found": check.get("found", "")}  # fmt: skip
+            "level": level, "holds": None if not tested else not broken, "found": check.get("found", "")}  # fmt: skip
 
 
 def _compared(record: Record, check: Mapping[str, Any]) -> Iterator[tuple[str, Record, Record | None]]:
@@ -318,6 +325,6 @@ def summary(record: Record) -> dict[str, Any]:
         "cells": len(record["cells"]), "measured": len(measured(record)), "compared": len(both),
         "close": sum(bool(close(c)) for c in both),
         "lines": len(ranks), "best_agrees": sum(r["agrees"] for r in ranks),
-        "tau": sum(taus) / len(taus) if taus else None,
+        "best_level": sum(r["level"] for r in ranks), "tau": sum(taus) / len(taus) if taus else None,
         "checks": len([c for c in checks if c["holds"] is not None]), "hold": sum(c["holds"] is True for c in checks),
     }  # fmt: skip

@@ -135,17 +135,22 @@ def _verdict_text(verdict: dict[str, Any]) -> str:
         return f"Claim: {verdict['says']}: **holds** ({verdict['held']} of {verdict['of']} comparisons)."
     where = "; ".join(verdict["broken"][:6]) + (" ..." if len(verdict["broken"]) > 6 else "")
     found = f" {verdict['found']}." if verdict["found"] else ""
-    count = f"{len(verdict['broken'])} of {verdict['of']}"
+    count = f"{len(verdict['broken'])} of {verdict['of']}" + _by_a_point(verdict["level"], len(verdict["broken"]))
     return f"Claim: {verdict['says']}: **does not hold** in {count} ({where}).{found}"
 
 
+def _by_a_point(level: int, among: int) -> str:
+    return f", {'each' if level == among else f'{level} of them'} by a point or less" if level else ""
+
+
 def _ranking_text(ranks: Sequence[dict[str, Any]]) -> str:
-    agree = sum(r["agrees"] for r in ranks)
+    agree, level = sum(r["agrees"] for r in ranks), sum(r["level"] for r in ranks)
+    near = f", within a point of the best in {level} more" if level else ""
     taus = [r["tau"] for r in ranks if r["tau"] is not None]
     mean = f"; Kendall's tau {tau_text(sum(taus) / len(taus))} on average" if taus else ""
     other = [f"{r['line']}: {r['ours']} instead of {r['paper']}" for r in ranks if not r["agrees"]]
     tail = f" ({'; '.join(other[:6])}{' ...' if len(other) > 6 else ''})" if other else ""
-    return f"Best of those measured is the paper's best in {agree} of {len(ranks)} lines{tail}{mean}."
+    return f"Best of those measured is the paper's best in {agree} of {len(ranks)} lines{near}{tail}{mean}."
 
 
 def _notes(record: Record) -> list[str]:
@@ -395,7 +400,7 @@ def _answer(verdict: dict[str, Any]) -> str:
 
 def _overview(records: Sequence[Record]) -> list[str]:
     sums = [(r, summary(r)) for r in records]
-    total = {k: sum(s[k] for _, s in sums) for k in ("cells", "measured", "lines", "best_agrees")}
+    total = {k: sum(s[k] for _, s in sums) for k in ("cells", "measured", "lines", "best_agrees", "best_level")}
     compared = {_same(r, c): close(c) for r in records for c in measured(r) if close(c) is not None}
     near, share = sum(map(bool, compared.values())), ""
     if compared:
@@ -404,7 +409,8 @@ def _overview(records: Sequence[Record]) -> list[str]:
     said = (f"**{near} of {len(compared)}** numbers that can be compared are close to the paper's{share}; a number "
             f"that a paper repeats in several tables counts once. {len(told)} of the {len(compared) - near} others "
             "have a note below their table: what the difference comes from, or that it is not known. The best of the "
-            f"measured methods is the paper's best in **{total['best_agrees']} of {total['lines']}** lines. "
+            f"measured methods is the paper's best in **{total['best_agrees']} of {total['lines']}** lines; in "
+            f"{total['best_level']} more the paper's best is within a point of it, which few seeds do not tell apart. "
             f"{total['measured']} of {total['cells']} cells are measured.")  # fmt: skip
     lines = [
         wrapped(said),
@@ -415,6 +421,7 @@ def _overview(records: Sequence[Record]) -> list[str]:
     for record, s in sums:
         if s["measured"]:
             best = f"{s['best_agrees']} of {s['lines']}" if s["lines"] else "–"
+            best += f", {s['best_level']} level" if s["best_level"] else ""
             near_ = f"{s['close']} of {s['compared']}" if s["compared"] else "–"
             claims = f"{s['hold']} of {s['checks']}" if s["checks"] else "–"
             name, done = _cell_text(f"{record['paper']}, {record['title']}"), f"{s['measured']} of {s['cells']}"
