@@ -329,6 +329,13 @@ def test_ditto_without_a_pull_is_local_training() -> None:
     assert not torch.allclose(rows_of("ditto", {"lam": 1.0}), rows_of("local"), atol=1e-4)
 
 
+@pytest.mark.parametrize("point", ["received", "after_local", "last_round"])
+def test_dittos_shared_model_is_fedavgs(point: Any) -> None:
+    shared = rows_of("ditto", {"output": "shared"}, eval_point=point)
+    assert torch.allclose(shared, rows_of("fedavg", eval_point=point), atol=1e-6)
+    assert not torch.allclose(shared, rows_of("ditto", eval_point=point), atol=1e-4)
+
+
 def test_fedper_with_an_empty_head_is_fedavg() -> None:
     assert torch.equal(rows_of("fedper", head=""), rows_of("fedavg"))
     assert not torch.equal(rows_of("fedper"), rows_of("fedavg"))

@@ -2,13 +2,14 @@
 
 Beside the shared model w (FedAvg), each client keeps a personal model v that is trained on the same mini-batches and
 drawn to the received w: v <- v - lr (grad L(v) + lam (v - w_received)).
-Down: the model. Up: the trained model. v never leaves the client.
+Down: the model. Up: the trained model. v never leaves the client. A client's model is v; `output=shared` judges w, as
+some comparisons do.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from fedkin.methods.base import METHODS, Method, option
 @dataclass(frozen=True)
 class DittoOptions:
     lam: float = option(1.0, "strength of the pull of the personal model towards the received one", low=0)
+    output: Literal["personal", "shared"] = option("personal", "which of the two a client's model is")
 
 
 @METHODS.register("ditto")
@@ -41,9 +43,10 @@ class Ditto(Method):
         return {"model": client.model(w)}
 
     def deliver(self) -> dict[str, Any]:
-        return {}
+        return {} if self.options.output == "personal" else {"model": self.model}
 
-    def personal(self, client: Cohort) -> Tensor:
-        return client["personal"]
+    def personal(self, client: Cohort, model: Tensor | None = None) -> Tensor:
+        return client["personal"] if model is None else client.rows(model=model)
 
-    after_local = personal
+    def after_local(self, client: Cohort, model: Tensor | None = None) -> Tensor:
+        return client["personal"] if model is None else super().after_local(client, model=model)
