@@ -663,6 +663,17 @@ def test_a_best_method_that_is_a_point_behind_is_level(mini: Paper) -> None:
         assert ("**does not hold** in 1 of 1, each by a point or less (calm: FedAvg)" in text) == (ahead <= 1.0)
 
 
+def test_the_page_sums_up_each_paper_and_counts_repeated_numbers_once(mini: Paper) -> None:
+    one = filled(mini, {("FedAvg", "calm"): 51.5, ("Ditto", "calm"): 88.5, ("Ditto", "storm"): 77.0})
+    for i, cell in enumerate(one["cells"]):
+        cell["values"] = [float(i)]
+    gaps = [compare.difference(c) for c in compare.comparable(one)]
+    assert sorted(round(abs(g), 2) for g in gaps if g is not None) == [1.5, 1.5, 3.0]
+    page = render.results_page([one, {**one, "table": "again"}])
+    assert "**2 of 3** numbers that can be compared are close to the paper's (67 %)" in page
+    assert "| mini | 2 of 3 | 1.5 points | 2 of 2 |" in page
+
+
 def test_a_claim_that_is_known_not_to_hold_says_what_came_out(tmp_path: Path) -> None:
     text = MINI.replace('says = "Ditto is above FedAvg"', 'says = "so"\nfound = "level"').replace(
         'left = "Ditto"\nright = ["*"]', 'left = "Ditto"\nright = ["*"]\nby = 1000.0')

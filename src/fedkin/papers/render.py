@@ -11,6 +11,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fedkin.errors import DataError, UsageError
@@ -20,6 +21,7 @@ from fedkin.papers.compare import (
     NOT_RUN,
     Record,
     close,
+    comparable,
     difference,
     empty,
     joined,
@@ -400,14 +402,14 @@ def _answer(verdict: dict[str, Any]) -> str:
 
 def _overview(records: Sequence[Record]) -> list[str]:
     sums = [(r, summary(r)) for r in records]
-    total = {k: sum(s[k] for _, s in sums) for k in ("cells", "measured", "lines", "best_agrees", "best_level")}
-    compared = {_same(r, c): close(c) for r in records for c in measured(r) if close(c) is not None}
-    near, share = sum(map(bool, compared.values())), ""
+    total = _added(sums)
+    compared = _compared(records)
+    near, share = sum(bool(close(c)) for c in compared), ""
     if compared:
         share = f" ({100 * near / len(compared):.0f} %)"
-    told = {_same(r, c) for r in records for c in measured(r) if close(c) is False and c["note"]}
+    told = sum(close(c) is False and bool(c["note"]) for c in compared)
     said = (f"**{near} of {len(compared)}** numbers that can be compared are close to the paper's{share}; a number "
-            f"that a paper repeats in several tables counts once. {len(told)} of the {len(compared) - near} others "
+            f"that a paper repeats in several tables counts once. {told} of the {len(compared) - near} others "
             "have a note below their table: what the difference comes from, or that it is not known. The best of the "
             f"measured methods is the paper's best in **{total['best_agrees']} of {total['lines']}** lines; in "
             f"{total['best_level']} more the paper's best is within a point of it, which few seeds do not tell apart. "
@@ -415,19 +417,54 @@ def _overview(records: Sequence[Record]) -> list[str]:
     lines = [
         wrapped(said),
         "",
+        *_by_paper(records),
+        "",
         "| table | measured | close | best method agrees | Kendall's tau | claims that hold |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for record, s in sums:
         if s["measured"]:
-            best = f"{s['best_agrees']} of {s['lines']}" if s["lines"] else "–"
-            best += f", {s['best_level']} level" if s["best_level"] else ""
+            best = _best_text(s)
             near_ = f"{s['close']} of {s['compared']}" if s["compared"] else "–"
             claims = f"{s['hold']} of {s['checks']}" if s["checks"] else "–"
             name, done = _cell_text(f"{record['paper']}, {record['title']}"), f"{s['measured']} of {s['cells']}"
             lines.append(f"| {name} | {done} | {near_} | {best} | {tau_text(s['tau'])} | {claims} |")
     idle = [f"{r['paper']} {r['table']}" for r, s in sums if not s["measured"]]
     return [*lines, "", wrapped(f"Nothing measured yet: {', '.join(idle)}.")] if idle else lines
+
+
+def _by_paper(records: Sequence[Record]) -> list[str]:
+    lines = ["| paper | close | half of its numbers differ by no more than | best method agrees |",
+             "| --- | ---: | ---: | ---: |"]  # fmt: skip
+    for paper in dict.fromkeys(r["paper"] for r in records):
+        mine = [r for r in records if r["paper"] == paper]
+        cells = _compared(mine)
+        gaps = [abs(difference(c) or 0.0) for c in cells if c["unit"] == "%"]
+        if cells:
+            near, half = sum(bool(close(c)) for c in cells), f"{median(gaps):.1f} points" if gaps else "–"
+            best = _best_text(_added([(r, summary(r)) for r in mine]))
+            lines.append(f"| {paper} | {near} of {len(cells)} | {half} | {best} |")
+    return lines
+
+
+def _compared(records: Sequence[Record]) -> list[Record]:
+    """Cells with a number of ours and of the paper's; what a paper repeats in several tables once, with its note."""
+    found: dict[tuple[Any, ...], Record] = {}
+    for record in records:
+        for cell in comparable(record):
+            key = _same(record, cell)
+            if key not in found or (cell["note"] and not found[key]["note"]):
+                found[key] = cell
+    return list(found.values())
+
+
+def _added(sums: Sequence[tuple[Record, dict[str, Any]]]) -> dict[str, int]:
+    return {k: sum(s[k] for _, s in sums) for k in ("cells", "measured", "lines", "best_agrees", "best_level")}
+
+
+def _best_text(found: dict[str, Any]) -> str:
+    level = f", {found['best_level']} level" if found["best_level"] else ""
+    return f"{found['best_agrees']} of {found['lines']}{level}" if found["lines"] else "–"
 
 
 def _same(record: Record, cell: Record) -> tuple[Any, ...]:
