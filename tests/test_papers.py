@@ -17,6 +17,7 @@ import pytest
 from scipy.stats import kendalltau
 from typer.testing import CliRunner
 
+from fedkin import rounds
 from fedkin.cli import app
 from fedkin.config import Config
 from fedkin.errors import DataError, UsageError
@@ -575,6 +576,53 @@ def test_only_the_tuning_makes_no_other_training() -> None:
     assert trained(TUNED) == trained(replace(TUNED, options={"finetune_epochs": 7}))
     assert trained(TUNED) != trained(replace(TUNED, options={"score": "balanced"}))
     assert trained(Config(method="fedavg")) != trained(Config(method="fedavg", seed=1))
+
+
+def test_nor_does_how_models_are_judged() -> None:
+    one = Config(method="fedcap", options={"lam": 1.0})
+    for other in ({"eval_point": "after_local"}, {"options": {"lam": 1.0, "output": "customised"}}):
+        assert trained(replace(one, **other)) == trained(one)
+    assert trained(replace(one, options={"output": "customised"})) != trained(one)
+    assert trained(TUNED) != trained(replace(TUNED, eval_point="after_local"))  # tuned from what it is judged by
+
+
+JUDGED = """[[table.row]]
+name = "FedCAP"
+set = { method = "fedcap" }
+best_of = [{ }, { options = { fedcap = { output = "customised" } } },
+           { eval_point = "after_local", options = { fedcap = { output = "customised" } } }]
+numbers = [90.0, "?"]
+[[table.row]]
+name = "either"
+set = { method = "ditto" }
+best_of = [{ eval_point = "last_round" }, { options = { ditto = { output = "shared" } } }]
+numbers = [90.0, "?"]
+"""
+
+
+@pytest.mark.parametrize("together", [1, 8])
+def test_a_training_that_is_judged_in_several_ways_is_done_once(
+    tmp_path: Path, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And gives what each would give by itself."""
+    paper = parse(MINI.replace("[[table.check]]", f"{JUDGED}[[table.check]]"), "mini.toml")
+    advanced: list[str] = []
+    real = rounds.Job.advance
+    monkeypatch.setattr(rounds.Job, "advance", lambda job: advanced.append(trained(job.config)) or real(job))
+    session = go(paper, tmp_path, together=together)
+    assert not session.failed
+    assert session.ran == len(session.plan.runs) == 2 * (1 + 3 + 3)
+    assert len(advanced) == 2 * 2 * 3  # rounds, columns, trainings
+    values = set()
+    for config in session.plan.runs:
+        alone, found = rounds.run_config(config), session.outcome(config)
+        assert found is not None
+        ours = [(p.round, p.micro, p.macro, p.train_loss, p.bytes_down) for p in found.points]
+        assert ours == [
+            (r.round, r.accuracy.micro, r.accuracy.macro, r.train_loss, r.bytes_down) for r in alone.history]
+        assert (found.eval_point, found.identity) == (alone.prepared.eval_point, config.identity())
+        values.add((config.method, config.attack, found.points[-1].micro))
+    assert len(values) > 2 * 3  # some ways of judging do give other numbers
 
 
 # ------------------------------------------------------------ metrics

@@ -252,15 +252,13 @@ class Job:
         return self._record(len(self.fed.alive), len(self.fed.failures) - failures, final=True)
 
     def _record(self, participants: int, failed: int, final: bool = False) -> RoundRecord:
-        correct, count, loss, _ = self.evaluate()
-        self.measured = Measured(correct, count, loss)
+        accuracy, test_loss = self._measure()
         watched = (self.watched if self.watched is not None else self.fed.all).ids
-        with_test = watched[count[watched] > 0]
         exchanges, losses = self.fed.exchanges, self.engine.losses.numpy()[watched]
         record = RoundRecord(
             round=self.fed.round,
-            accuracy=Accuracy.of(correct[watched], count[watched]),
-            test_loss=float(loss[with_test].mean()) if len(with_test) else float("nan"),
+            accuracy=accuracy,
+            test_loss=test_loss,
             train_loss=float(np.nanmean(losses)) if not np.isnan(losses).all() else float("nan"),
             bytes_down=sum(e.bytes_down for e in exchanges),
             bytes_up=sum(e.bytes_up for e in exchanges),
@@ -284,6 +282,39 @@ class Job:
         values = {k: v for k, v in answer.replies.items() if isinstance(v, torch.Tensor)}
         correct, count = values["correct"].sum(1).cpu().numpy(), values["count"].sum(1).cpu().numpy()
         return correct, count, values["loss"].cpu().numpy(), values["rows"]
+
+    def beside(self, config: Config) -> Job:
+        """This very training, to be judged as `config` says: at another point, or by another of the method's
+        `outputs`. To be made before the first round; `judge` takes its records."""
+        kind = type(self.method)
+        options, point = options_of(kind, config.options, config.method), point_of(config, kind)
+        self.site.hold = self.site.hold or point != "received"
+        resolved = replace(self.config, options=config.options, eval_point=config.eval_point)
+        return replace(self, config=resolved, prepared=replace(self.prepared, config=resolved, eval_point=point),
+                       method=kind(options), engine=LocalEngine(self.site, kind(options), config.chunk),
+                       options=asdict(options), history=[])  # fmt: skip
+
+    def judge(self, training: Job, record: RoundRecord) -> RoundRecord:
+        """The training's newest record, with the accuracy of this way of judging."""
+        made = training.method
+        if self.options != training.options:
+            made = type(made)(self.method.options)
+            for name, value in training.method.state().items():
+                if name not in vars(made):  # what a method has from the start follows from its options
+                    setattr(made, name, value)
+        self.method, self.seconds, self.finished = made, training.seconds, training.finished
+        accuracy, test_loss = self._measure()
+        self.history.append(replace(record, accuracy=accuracy, test_loss=test_loss))
+        return self.history[-1]
+
+    def _measure(self) -> tuple[Accuracy, float]:
+        """The accuracy of those whose accuracy counts, and their mean loss."""
+        correct, count, loss, _ = self.evaluate()
+        self.measured = Measured(correct, count, loss)
+        watched = (self.watched if self.watched is not None else self.fed.all).ids
+        with_test = watched[count[watched] > 0]
+        mean = float(loss[with_test].mean()) if len(with_test) else math.nan
+        return Accuracy.of(correct[watched], count[watched]), mean
 
     def backdoor(self) -> dict[str, float | None] | None:
         """How often test samples of other classes are taken for the target once they carry the trigger, in percent:
@@ -407,7 +438,7 @@ def prepare(
     forward = trace(network, layout, example)
     initial = layout.row(network).to(device)
     check_outputs(forward, layout, initial, example, dataset.classes)
-    point = kind.eval_point if config.eval_point == "auto" else config.eval_point
+    point = point_of(config, kind)
     site = Site(
         forward=forward, layout=layout, initial=initial, source=source,
         parts={"train": split.train, "validation": split.validation, "test": split.test}, names=split.names,
@@ -493,6 +524,11 @@ def named_spec(spec: str) -> tuple[str, dict[str, str]]:
         if not equals:
             raise UsageError(f"{spec!r}: options are written name:key=value,key=value; {key!r} has no value")
     return name, {key: value for key, _, value in pairs}
+
+
+def point_of(config: Config, kind: type[Method]) -> str:
+    """When models are judged."""
+    return kind.eval_point if config.eval_point == "auto" else config.eval_point
 
 
 def training_of(config: Config, precision: Precision) -> Training:

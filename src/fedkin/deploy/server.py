@@ -32,7 +32,7 @@ from fedkin.layout import Layout
 from fedkin.methods import METHODS, options_of
 from fedkin.methods.base import REPORTS
 from fedkin.models import build, default_model
-from fedkin.rounds import Job, Listener, Prepared, Result, average_of, check_outputs, training_of
+from fedkin.rounds import Job, Listener, Prepared, Result, average_of, check_outputs, point_of, training_of
 from fedkin.track import checkpoint, database
 from fedkin.track.catalogue import runs_folder
 from fedkin.track.folder import CHECKPOINTS, METRICS, SITES, RunFolder
@@ -237,7 +237,7 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: FlowerEngin
     sample = Source(np.zeros((6, *shape), dtype), np.zeros(6, np.int64), torch.device("cpu")).batch(torch.arange(6))
     forward, initial = trace(network, layout, sample), layout.row(network)
     check_outputs(forward, layout, initial, sample, len(labels))
-    point = kind.eval_point if config.eval_point == "auto" else config.eval_point
+    point = point_of(config, kind)
     shares = (config.seed, config.test_share, config.validation_share or 0.0)
     parts = [split_client(np.zeros(f.samples, np.int64), f.tests, i, *shares) for i, f in enumerate(facts)]
     samples = np.array([len(train) for train, _, _ in parts], np.int64)

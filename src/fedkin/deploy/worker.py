@@ -39,7 +39,7 @@ from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.methods.base import REPORTS
 from fedkin.models import build
-from fedkin.rounds import pick_device, pick_precision, training_of
+from fedkin.rounds import pick_device, pick_precision, point_of, training_of
 
 Say = Callable[[str], None]
 
@@ -189,7 +189,7 @@ class Worker:
         source = Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
         sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
         forward = trace(network, layout, sample.batch(torch.arange(len(sample.y))))
-        point = kind.eval_point if config.eval_point == "auto" else config.eval_point
+        point = point_of(config, kind)
         store = Own(kind.keeps, layout, initial.to(device))
         site = Site(
             forward=forward, layout=layout, initial=initial.to(device), source=source,

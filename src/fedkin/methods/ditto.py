@@ -30,6 +30,7 @@ class Ditto(Method):
     about = "a personal model drawn to the shared one"
     paper = "Li et al., ICML 2021"
     private = "the personal model"
+    outputs = ("output",)
     keeps = {"personal": Keep("row")}
 
     def round(self, fed: Federation, cohort: Clients) -> None:

@@ -30,6 +30,7 @@ class FedCAP(Method):
     about = "models customised by similar calibrated updates; long updates remove their client"
     paper = "Li et al., ACSAC 2024"
     private = "the personal model"
+    outputs = ("output",)
     keeps = {"personal": Keep("row"), "has_personal": Keep((1,), "zeros")}
     profiles = {"paper": {}, "official": {"removal": "flag", "eval_customise_all": True}, "robust": {"t_norm": "auto"}}
 

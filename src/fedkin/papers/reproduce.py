@@ -23,7 +23,7 @@ from fedkin.papers.processes import run_in_processes
 
 if TYPE_CHECKING:
     from fedkin.data import Dataset, Split
-    from fedkin.rounds import Event, Listener, Result
+    from fedkin.rounds import Event, Job, Listener, Result
     from fedkin.track.folder import RunFolder
 
 LEDGER = "reproduce.jsonl"
@@ -241,8 +241,8 @@ def run_cells(
 ) -> None:  # fmt: skip
     """Runs the configurations in order; `hear` and `done` are told which one an event or an outcome belongs to, one
     call at a time. `go_on` is asked before anything new begins. Configurations that differ only in the tuning after
-    the last round are trained once; `together`: so many that share data and network at a time, on one device; `jobs`:
-    so many processes."""
+    the last round, or in how models are judged, are trained once; `together`: so many that share data and network at a
+    time, on one device; `jobs`: so many processes."""
     groups, lock = batches(configs, together), threading.Lock()
     if min(jobs, len(groups)) > 1:
         return run_in_processes(groups, configs, data, min(jobs, len(groups)), hear=hear, done=done, go_on=go_on)
@@ -277,7 +277,7 @@ def run_batch(
             done(batch[which], found)
 
     def one(group: Sequence[int], loaded: tuple[Dataset, Split], **given: Any) -> Result:
-        run = _run_one if len(group) == 1 else _run_tunings
+        run = _run_one if len(group) == 1 else _run_tunings if _tunes(chosen[group[0]]) else _run_judged
         return run([chosen[w] for w in group], loaded, lambda k, event: tell(group[k], event),
                    lambda k, result: finish(group[k], result), **given)  # fmt: skip
 
@@ -306,10 +306,15 @@ def _attempt(work: Callable[[], Any]) -> Any:
 
 
 def trained(config: Config) -> str:
-    """The identity of a run's training: the same for runs that differ only in the tuning at the end."""
+    """The identity of a run's training: the same for runs that differ only in the tuning at the end or, where nothing
+    is tuned, in how models are judged."""
+    from fedkin.methods import METHODS
+
     if _tunes(config):
-        config = replace(config, options={k: v for k, v in config.options.items() if k != TUNING})
-    return config.identity()
+        return replace(config, options={k: v for k, v in config.options.items() if k != TUNING}).identity()
+    outputs = METHODS[config.method].outputs if config.method in METHODS else ()
+    options = {k: v for k, v in config.options.items() if k not in outputs}
+    return replace(config, options=options, eval_point="auto").identity()
 
 
 def _tunes(config: Config) -> bool:
@@ -353,6 +358,33 @@ def _run_one(
 
     result = start(configs[0], on_event=lambda event: tell(0, event), loaded=loaded, **given)
     finish(0, result)
+    return result
+
+
+def _run_judged(
+    configs: Sequence[Config], loaded: tuple[Dataset, Split], tell: Hear, finish: Finish, **given: Any
+) -> Result:  # fmt: skip
+    """One training, judged as each configuration says; the first one's result."""
+    from fedkin.rounds import RoundRecord
+    from fedkin.track.runs import start
+
+    jobs: list[Job] = []
+
+    def ready(job: Job) -> None:
+        jobs.extend([job, *(job.beside(config) for config in configs[1:])])
+        for which, other in enumerate(jobs[1:], 1):
+            tell(which, other.prepared)
+
+    def hear(event: Event) -> None:
+        tell(0, event)
+        if isinstance(event, RoundRecord):
+            for which, other in enumerate(jobs[1:], 1):
+                tell(which, other.judge(jobs[0], event))
+
+    result = start(configs[0], on_event=hear, loaded=loaded, ready=ready, **given)
+    finish(0, result)
+    for which, other in enumerate(jobs[1:], 1):
+        finish(which, other.result())
     return result
 
 

@@ -50,15 +50,19 @@ def start(
     say: Say | None = None,
     stop: Stop | None = None,
     sinks: Sinks | None = None,
+    ready: Callable[[Job], object] | None = None,
     **given: Any,
 ) -> Result:
     """Run to the end in a new folder under the configuration's `runs_dir`; the result's `run` is its path.
 
     `loaded`: the data the configuration names, where they are in memory already. `given`: see `rounds.prepare`; what
     is given as a Python object has to be given again to resume. `signals`: Ctrl-C and SIGTERM stop after a round.
-    `stop`: what to heed instead, for several runs that stop together. `sinks`: who else hears of the run."""
+    `stop`: what to heed instead, for several runs that stop together. `sinks`: who else hears of the run. `ready` is
+    given the job before its first round."""
     data = {"data": loaded} if loaded is not None else {}
     job = prepare(config, **{**data, **given})
+    if ready is not None:
+        ready(job)
     with Recorder.create(runs_folder(config.runs_dir), job, config, _objects(config, given)) as recorder:
         recorder.attach(job)
         return follow(job, recorder, on_event, signals, say, stop, sinks)
