@@ -78,7 +78,7 @@ def test_run_json_has_what_is_promised() -> None:
                 "failed", "run"}  # fmt: skip
     assert promised <= set(got)
     assert set(got["accuracy"]) == {"macro", "micro", "worst_decile", "std"}
-    assert (got["method"], got["seed"], got["options"]) == ("ditto", 3, {"lam": 0.25})
+    assert (got["method"], got["seed"], got["options"]) == ("ditto", 3, {"lam": 0.25, "output": "personal"})
     assert got["config"]["options"] == {"lam": 0.25}
     assert len(got["history"]) == 2
     assert len(got["per_client"]) == 5
@@ -113,8 +113,9 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     path.write_text('method = "ditto"\nrounds = 3\nclients = 5\nepochs = 1\nway = "each"\n[options]\nlam = 0.5\n')
     got = answer("run", str(path), "--rounds", "1")
     assert (got["method"], got["config"]["rounds"], got["config"]["clients"]) == ("ditto", 1, 5)
-    assert got["options"] == {"lam": 0.5}
-    assert answer("run", str(path), "--rounds", "1", "--set", "lam=2")["options"] == {"lam": 2.0}
+    assert got["options"] == {"lam": 0.5, "output": "personal"}
+    again = answer("run", str(path), "--rounds", "1", "--set", "lam=2")
+    assert again["options"] == {"lam": 2.0, "output": "personal"}
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_compare_json() -> None:
         ("fedavg", 0), ("ditto", 0), ("fedprox", 0), ("fedavg", 1), ("ditto", 1), ("fedprox", 1)
     ]  # fmt: skip
     options = {c["method"]: c["options"] for c in got["cells"]}
-    assert options == {"fedavg": {}, "ditto": {"lam": 0.1}, "fedprox": {"mu": 1.0}}
+    assert options == {"fedavg": {}, "ditto": {"lam": 0.1, "output": "personal"}, "fedprox": {"mu": 1.0}}
     assert [(row["method"], row["seeds"]) for row in got["table"]] == [
         ("fedavg", [0, 1]), ("ditto", [0, 1]), ("fedprox", [0, 1])
     ]  # fmt: skip
@@ -252,7 +253,7 @@ def test_compare_takes_settings_from_a_file(tmp_path: Path) -> None:
     path.write_text("rounds = 1\nclients = 5\nepochs = 1\n[options.ditto]\nlam = 0.75\n")
     got = answer("compare", "local", "ditto", str(path))
     assert [c["config"]["rounds"] for c in got["cells"]] == [1, 1]
-    assert got["cells"][1]["options"] == {"lam": 0.75}
+    assert got["cells"][1]["options"] == {"lam": 0.75, "output": "personal"}
 
 
 def test_the_data_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
