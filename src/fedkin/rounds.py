@@ -228,6 +228,11 @@ class Job:
         fixed = self.adversary is not None and not self.adversary.redraw
         return np.flatnonzero(self.adversary.malicious()).tolist() if fixed and self.adversary else []
 
+    @property
+    def _counted(self) -> np.ndarray[Any, Any]:
+        """Whose accuracy counts."""
+        return (self.watched if self.watched is not None else self.fed.all).ids
+
     def advance(self) -> RoundRecord | None:
         """One round; its record if this round is evaluated."""
         begin = time.perf_counter()
@@ -253,7 +258,7 @@ class Job:
 
     def _record(self, participants: int, failed: int, final: bool = False) -> RoundRecord:
         accuracy, test_loss = self._measure()
-        watched = (self.watched if self.watched is not None else self.fed.all).ids
+        watched = self._counted
         exchanges, losses = self.fed.exchanges, self.engine.losses.numpy()[watched]
         record = RoundRecord(
             round=self.fed.round,
@@ -311,7 +316,7 @@ class Job:
         """The accuracy of those whose accuracy counts, and their mean loss."""
         correct, count, loss, _ = self.evaluate()
         self.measured = Measured(correct, count, loss)
-        watched = (self.watched if self.watched is not None else self.fed.all).ids
+        watched = self._counted
         with_test = watched[count[watched] > 0]
         mean = float(loss[with_test].mean()) if len(with_test) else math.nan
         return Accuracy.of(correct[watched], count[watched]), mean
@@ -322,7 +327,7 @@ class Job:
         if self.adversary is None or not isinstance(self.adversary.attack, Backdoor):
             return None
         engine = self.engine.elsewhere(self.adversary.shown(self.site))
-        ids = (self.watched if self.watched is not None else self.fed.all).ids
+        ids = self._counted
 
         def success(correct: Any, count: Any) -> float:
             return float(100 * correct[ids].sum() / count[ids].sum()) if count[ids].sum() else float("nan")

@@ -53,7 +53,9 @@ class Method:
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}}  # named sets of option values
     holdout: ClassVar[float] = 0.0  # share of each client's training samples the method sets aside
     keeps: ClassVar[Mapping[str, Keep]] = {}
-    outputs: ClassVar[tuple[str, ...]] = ()  # options that only choose by which of its models a client is judged
+    # options that only choose by which of its models a client is judged; a method that has some keeps no memory that
+    # `__init__` makes: what is there from the start is taken to follow from the options
+    outputs: ClassVar[tuple[str, ...]] = ()
     frozen_head: ClassVar[bool] = False  # bodies learn under the common first head
 
     def __init__(self, options: Any = None) -> None:
