@@ -635,10 +635,12 @@ def outcome(*points: tuple[int, float, float], **facts_: float) -> Outcome:
 
 def test_metrics_read_what_they_say() -> None:
     run = outcome((5, 70.0, 10.0), (10, 82.0, 18.0), (15, 81.0, 26.0), dacc=90.0)
-    values = {"micro": 81.0, "macro": 80.0, "best_micro": 82.0, "best_macro": 81.0, "rounds_to:80": 10.0,
-              "seconds": 1.6, "down_mib": 3.0, "train_loss": 0.5, "dacc": 90.0}  # fmt: skip
+    values = {"micro": 81.0, "macro": 80.0, "best_micro": 82.0, "best_untuned": 82.0, "best_macro": 81.0,
+              "rounds_to:80": 10.0, "seconds": 1.6, "down_mib": 3.0, "train_loss": 0.5, "dacc": 90.0}  # fmt: skip
     assert {name: value_of(run, name) for name in values} == pytest.approx(values)
     assert math.isnan(value_of(run, "rounds_to:95"))
+    tuned = replace(run, points=(*run.points, replace(run.points[-1], final=True, micro=90.0)))
+    assert [value_of(tuned, name) for name in ("best_untuned", "best_micro", "micro")] == [82.0, 90.0, 90.0]
     assert math.isnan(value_of(run, "fpr"))
     assert {"%", "s", "rounds", "MiB", "loss", "times"} == {m.unit for m in METRICS.values()}
 
@@ -700,6 +702,15 @@ def test_rankings_and_claims(mini: Paper) -> None:
     assert (compare.rankings(bad)[0]["level"], compare.verdicts(bad)[0]["level"]) == (False, 0)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_check_of_a_paper_compares_something(name: str) -> None:
+    paper = load_paper(name)
+    for table in paper.tables:
+        record = {**compare.outline(paper, table), "cells": [compare.empty(table, c) for c in table.cells]}
+        for check, verdict in zip(table.checks, compare.verdicts(record), strict=True):
+            assert verdict["unknown"], f"{table.name}: {check.says!r} compares nothing: where = {check.where}"
+
+
 def test_a_best_method_that_is_a_point_behind_is_level(mini: Paper) -> None:
     for ahead, level in ((0.04, 0), (0.9, 1), (1.0, 1), (1.1, 0)):
         record = filled(mini, {("FedAvg", "calm"): 88.5 + ahead, ("Ditto", "calm"): 88.5})
@@ -717,7 +728,10 @@ def test_the_page_sums_up_each_paper_and_counts_repeated_numbers_once(mini: Pape
         cell["values"] = [float(i)]
     gaps = [compare.difference(c) for c in compare.comparable(one)]
     assert sorted(round(abs(g), 2) for g in gaps if g is not None) == [1.5, 1.5, 3.0]
+    assert "Where the papers hold" not in render.results_page([one])
+    one["paper_found"] = "holds in part."
     page = render.results_page([one, {**one, "table": "again"}])
+    assert page.count("- **mini**: holds in part.") == 1
     assert "**2 of 3** numbers that can be compared are close to the paper's (67 %)" in page
     assert "| mini | 2 of 3 | 1.5 points | 2 of 2 |" in page
 

@@ -45,7 +45,8 @@ def outline(paper: Paper, table: Table) -> Record:
     """A table without its cells."""
     return {
         "paper": paper.name, "paper_title": paper.title, "cite": paper.cite, "paper_about": paper.about,
-        "table": table.name, "title": table.title, "kind": table.kind, "about": table.about, "methods": table.methods,
+        "paper_found": paper.found, "table": table.name, "title": table.title, "kind": table.kind,
+        "about": table.about, "methods": table.methods,
         "rows": [_line(r) for r in table.rows], "columns": [_line(c) for c in table.columns],
         "checks": [asdict(c) for c in table.checks], "quick": False, "cells": [],
     }  # fmt: skip

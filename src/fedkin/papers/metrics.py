@@ -134,6 +134,11 @@ def _best_micro(o: Outcome, _: str) -> float:
     return max((p.micro for p in o.points if not math.isnan(p.micro)), default=float("nan"))
 
 
+@metric("best_untuned", "%", "accuracy over all test samples, best round before the tuning at the end")
+def _best_untuned(o: Outcome, _: str) -> float:
+    return max((p.micro for p in o.points if not p.final and not math.isnan(p.micro)), default=float("nan"))
+
+
 @metric("best_macro", "%", "mean of the clients' accuracies, best round")
 def _best_macro(o: Outcome, _: str) -> float:
     return max((p.macro for p in o.points if not math.isnan(p.macro)), default=float("nan"))

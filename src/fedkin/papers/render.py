@@ -419,6 +419,7 @@ def _overview(records: Sequence[Record]) -> list[str]:
         "",
         *_by_paper(records),
         "",
+        *_found(records),
         "| table | measured | close | best method agrees | Kendall's tau | claims that hold |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
@@ -445,6 +446,13 @@ def _by_paper(records: Sequence[Record]) -> list[str]:
             best = _best_text(_added([(r, summary(r)) for r in mine]))
             lines.append(f"| {paper} | {near} of {len(cells)} | {half} | {best} |")
     return lines
+
+
+def _found(records: Sequence[Record]) -> list[str]:
+    """What came out of each paper, in words."""
+    said = {r["paper"]: r.get("paper_found", "") for r in records}
+    lines = [wrapped(f"**{paper}**: {text}", "- ") for paper, text in said.items() if text]
+    return ["Where the papers hold, and where they do not:", "", *lines, ""] if lines else []
 
 
 def _compared(records: Sequence[Record]) -> list[Record]:

@@ -30,7 +30,7 @@ NAMES = ("c-pfl", "pfedcs", "fedcap", "co-pfl", "fedpkda", "claims")
 NO_DATA = "data not available"
 Axis = Literal["rows", "columns", "none"]
 
-PAPER_KEYS = {"name", "title", "cite", "about", "settings", "named", "table"}
+PAPER_KEYS = {"name", "title", "cite", "about", "found", "settings", "named", "table"}
 TABLE_KEYS = {"name", "title", "kind", "about", "metric", "methods", "settings", "missing", "ratio_to", "drop_from",
               "row", "column", "cell", "check"}  # fmt: skip
 LINE_KEYS = {"group", "name", "use", "set", "metric", "missing", "note", "best_of", "ratio_to", "drop_from"}
@@ -59,8 +59,8 @@ class Line:
 @dataclass(frozen=True)
 class Check:
     """What must hold along the methods: `left` above (`by` points), or within so much of, every one of `right`; or
-    `at_least` so much. In the lines `where`; everywhere if empty. Of metrics where less is better, below. `found`: what
-    came out where it is known not to hold."""
+    `at_least` so much. In the lines `where` (titles, after the methods' group if only one is meant); everywhere if
+    empty. Of metrics where less is better, below. `found`: what came out where it is known not to hold."""
 
     says: str
     left: str
@@ -125,10 +125,13 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Paper:
+    """`found`: what came out of it here, in a few sentences."""
+
     name: str
     title: str
     cite: str
     about: str
+    found: str
     tables: tuple[Table, ...]
 
     def table(self, name: str) -> Table:
@@ -198,8 +201,8 @@ def parse(text: str, where: str) -> Paper:
         raise DataError(f"{where}: no [[table]]")
     read = tuple(_table(t, paper, base, named, where) for t in tables)
     _unique([t.name for t in read], f"{where}: table")
-    about = " ".join(str(raw.get("about", "")).split())
-    return Paper(paper, _text(raw, "title", where), _text(raw, "cite", where), about, read)
+    about, found = (" ".join(str(raw.get(key, "")).split()) for key in ("about", "found"))
+    return Paper(paper, _text(raw, "title", where), _text(raw, "cite", where), about, found, read)
 
 
 def _table(raw: Any, paper: str, base: Mapping[str, Any], named: Mapping[str, Any], where: str) -> Table:
@@ -395,7 +398,8 @@ def _checks(
 ) -> Iterator[Check]:
     compared, others = (columns, rows) if methods == "columns" else (rows, columns)
     names = {n for line in compared for n in (line.name, line.title)}
-    elsewhere = {n for line in others for n in (line.name, line.title)}
+    groups = {line.group for line in compared}
+    elsewhere = {f"{group} {line.title}".strip() for line in others for group in (*groups, "")}
     for entry in raw.get("check", []):
         _keys(_mapping(entry, f"{where}: check"), CHECK_KEYS, f"{where}: check")
         says, left = _text(entry, "says", f"{where}: check"), _text(entry, "left", f"{where}: check")
