@@ -530,6 +530,20 @@ def test_rows_of_the_ablation(row: str, calibrated: bool, personal: bool) -> Non
     assert bool(attacked.fed.removed) == bool(notes(attacked, "t_norm", 0)) == calibrated
 
 
+@pytest.mark.parametrize("row", ["1", "2", "4"])
+def test_rows_that_do_not_calibrate_can_detect_by_updates_as_they_come(row: str) -> None:
+    options, record = {"ablation": row, "detect_raw": True}, Recorder()
+    calm = finished(job_of("fedcap", options, sizes=FIVE, tamper=record))
+    assert not calm.fed.removed
+    assert close(notes(calm, "norms", 1)[0], record.seen[1][5].norm(dim=1))
+    hostile = finished(job_of("fedcap", options, sizes=FIVE, tamper=scaled(3, 1e4)))
+    assert list(hostile.fed.removed) == [3]
+    detector = hostile.method.detector()
+    assert detector is not None
+    assert detector.reference is None
+    assert detector.bar(torch.ones(2)) == 10.0
+
+
 def test_without_detection_what_is_not_finite_still_stays_out() -> None:
     def overflow(ids: keys.I64, phase: str, message: Any, answer: Answer, round: int) -> Answer:
         hit = torch.from_numpy(answer.ids == 3)[:, None]

@@ -37,6 +37,7 @@ class FedCAP(Method):
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
         self.customises, self.calibrates, self.personalises = map(bool, TABLE_IV[self.options.ablation])
+        self.detects = self.calibrates or self.options.detect_raw
         self.uses_own = self.personalises and self.options.output == "personalised"
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
@@ -78,11 +79,11 @@ class FedCAP(Method):
                 self.fresh += self._collect(fed, fed.alive - self.fresh - self.flagged, self.options.collect)
 
     def _detect(self, fed: Federation, clients: Clients, updates: Tensor) -> Tensor:
-        # whose update counts, [K]; a calibrated one longer than T_norm removes its client
-        longest = self.options.t_norm if self.calibrates else torch.inf
+        # whose update counts, [K]; one longer than T_norm removes its client
+        longest = self.options.t_norm if self.detects else torch.inf
         benign, norms, limit = detect(updates, [c in self.flagged for c in clients], longest)
         fed.note("norms", norms)
-        if self.calibrates:
+        if self.detects:
             removed = list(clients[~benign] - self.flagged)
             self.flagged += removed
             fed.remove(removed if self.options.removal == "leave" else [])
@@ -92,9 +93,9 @@ class FedCAP(Method):
         return benign
 
     def detector(self) -> Detector | None:
-        limit = self.options.t_norm
-        how = Detector("length", lambda norms: usual(norms) if limit == "auto" else float(limit), self.model)
-        return how if self.calibrates else None
+        limit, common = self.options.t_norm, self.model if self.calibrates else None
+        how = Detector("length", lambda norms: usual(norms) if limit == "auto" else float(limit), common)
+        return how if self.detects else None
 
     def _collect(self, fed: Federation, absent: Clients, how: str) -> Clients:
         # customised models for clients that are not in the pool; returns those whose update could be had

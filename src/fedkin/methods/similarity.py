@@ -31,6 +31,7 @@ class FedCAPOptions:
     ablation: Literal["full", "1", "2", "3", "4"] = option(
         "full", "row of Table IV; 1: customise, 2: personalise, 3: customise, calibrate and detect, 4: 1 and 2"
     )
+    detect_raw: bool = option(False, "rows of Table IV that do not calibrate: detect by updates as they come")
 
 
 def contributions(updates: Tensor, pool: Tensor, alpha: float, phi: Phi = None) -> Tensor:
