@@ -334,9 +334,9 @@ def test_quick_is_smaller_in_every_way() -> None:
 # ------------------------------------------------------------ running
 
 
-def go(paper: Paper, runs: Path, seeds: tuple[int, ...] = (0,), **more: Any) -> Session:
+def go(paper: Paper, runs: Path, seeds: tuple[int, ...] = (0,), small: bool = False, **more: Any) -> Session:
     data = Data()
-    plan = make_plan(paper, everything(paper), seeds, data, settings={"runs_dir": str(runs)})
+    plan = make_plan(paper, everything(paper), seeds, data, small=small, settings={"runs_dir": str(runs)})
     return reproduce(plan, Ledger(runs, data), data, **more)
 
 
@@ -702,6 +702,14 @@ def test_rankings_and_claims(mini: Paper) -> None:
     assert compare.verdicts(bad)[0]["broken"] == ["calm: FedAvg"]
     assert compare.summary(bad)["close"] == 1
     assert (compare.rankings(bad)[0]["level"], compare.verdicts(bad)[0]["level"]) == (False, 0)
+
+
+def test_a_note_about_real_numbers_is_not_shown_beside_quick_ones(tmp_path: Path) -> None:
+    text = MINI.replace('name = "calm"', 'name = "calm"\nnote = "one seed"')
+    for small in (False, True):
+        session = go(parse(text, "mini.toml"), tmp_path / str(small), small=small)
+        (record,) = compare.records(session.plan, session.outcome)
+        assert ("one seed" in render.markdown(record)) != small
 
 
 @pytest.mark.parametrize("name", NAMES)

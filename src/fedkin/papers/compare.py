@@ -120,7 +120,7 @@ def _filled(plan: Plan, planned: Planned, look: Look, failed: Mapping[str, str])
     return {
         **record, **_over_seeds(table, cell, known, plan.quick), "rounds": int(used[0].config["rounds"]),
         "commit": _all(o.commit for o in used), "device": _all(f"{o.device}, {o.precision}" for o in used),
-        "note": joined(cell.note, choice, trouble),
+        "note": joined("" if plan.quick else cell.note, choice, trouble),  # the table's is about real numbers
     }  # fmt: skip
 
 
