@@ -268,8 +268,8 @@ def _say_plan(plan: Plan, todo: Sequence[Config], facts: dict[str, Any], data: D
     shared += [f"{facts['jobs']} processes"] * (facts["jobs"] > 1)
     if shared:
         guess += f" one by one; less with {' and '.join(shared)}"
-    takes = f"about [bold]{seconds(facts['seconds'])}[/] on {escape(facts['device'])}{guess}"
-    takes = takes if facts["seconds"] else "how long was not timed: the budget leaves no time for it"
+    known = f"about [bold]{seconds(facts['seconds'])}[/] on {escape(facts['device'])}{guess}"
+    takes = known if facts["seconds"] else "nothing could be timed"
     out.print(f"{facts['runs']} runs{before}; {len(todo)} to go{trained}: {takes}")
     if facts["budget"] is not None and facts["budget"] < facts["seconds"]:
         out.print(f"[yellow]the budget is {seconds(facts['budget'])}: the rest is left for another time[/]")
