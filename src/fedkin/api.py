@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -18,6 +19,8 @@ from fedkin.rounds import Listener, Result, run_config, split_of
 from fedkin.track import runs
 from fedkin.track.catalogue import Catalogue
 from fedkin.track.statistics import Outcome, groups_of, summary
+
+LOG = logging.getLogger("fedkin")
 
 
 def run(
@@ -68,8 +71,12 @@ def run(
         loaded = load(config.data, config.data_dir)
         given["data"] = (loaded, split_of(config, loaded, partition))
     if config.runs_dir is not None:
-        return runs.start(config, on_event=on_event, **given)
-    return run_config(config, on_event=on_event, **given)
+        result = runs.start(config, on_event=on_event, **given)
+    else:
+        result = run_config(config, on_event=on_event, **given)
+    for remark in result.remarks:
+        LOG.warning("%s: %s", config.method, remark)
+    return result
 
 
 def resume(

@@ -113,6 +113,7 @@ class Prepared:
     precision: str
     eval_point: str
     done: int = 0  # rounds that were done before, by a run that is resumed
+    remarks: tuple[str, ...] = ()  # sentences a user should read before believing the numbers
 
 
 Event = Prepared | RoundRecord
@@ -142,6 +143,7 @@ class Result:
     _model: nn.Module = field(repr=False)
     run: str | None = None  # the run's folder, if it has one
     backdoor: dict[str, float | None] | None = None  # success of the attack, in percent: personal, global
+    remarks: list[str] = field(default_factory=list)  # sentences a user should read before believing the numbers
     _adversary: Adversary | None = field(default=None, repr=False)
 
     @property
@@ -190,6 +192,7 @@ class Result:
             "device": self.prepared.device,
             "precision": self.prepared.precision,
             "ways": sorted(set(self.ways.values())),
+            "remarks": self.remarks,
             "run": self.run,
         }
 
@@ -222,6 +225,7 @@ class Job:
     split: Split | None = None
     measured: Measured | None = None  # what the newest record was made of
     finished: bool = False
+    remarks: list[str] = field(default_factory=list)  # learned on the way; `Prepared` has those known before
 
     @property
     def malicious(self) -> list[int]:
@@ -350,6 +354,7 @@ class Job:
             "losses": self.engine.losses,
             "ways": self.site.chooser.state(),
             "history": [asdict(r) for r in self.history],
+            "remarks": list(self.remarks),
             "federation": fed.state(),
             "generators": generators(),
         }
@@ -369,6 +374,7 @@ class Job:
         self.engine.losses = state["losses"]
         self.site.chooser.restore(state["ways"])
         self.history = [RoundRecord.of(r) for r in state["history"]]
+        self.remarks = list(state["remarks"])
         self.seconds, self.finished = float(state["seconds"]), bool(state["finished"])
         fed.restore(state["federation"])
         fed.round = int(state["round"])
@@ -393,7 +399,7 @@ class Job:
             exchanges=self.fed.exchanges, failures=self.fed.failures, removed=self.fed.removed, seconds=self.seconds,
             ways=self.site.chooser.chosen, prepared=self.prepared, notes=self.fed.notes, _layout=self.site.layout,
             _rows=rows.cpu(), _model=self.model, malicious=self.malicious, _adversary=self.adversary,
-            backdoor=self.backdoor(),
+            backdoor=self.backdoor(), remarks=[*self.prepared.remarks, *self.remarks],
         )  # fmt: skip
 
 
@@ -468,9 +474,10 @@ def prepare(
     if isinstance(average, Watched):
         average.meet(Desk(site, lambda: fed.round, kind.frozen_head))
     server.start(fed, layout, initial)
+    remarks: list[str] = []
     resolved = replace(config, clients=split.clients, model=type(network).__name__ if model is not None else name)
     prepared = Prepared(resolved, split.clients, dataset.classes, split.hash, layout.parameters, str(device),
-                        precision, point)  # fmt: skip
+                        precision, point, remarks=tuple(remarks))  # fmt: skip
     job = Job(resolved, prepared, server, fed, site, engine, network, asdict(options), adversary=adversary, split=split)
     if adversary is not None and not adversary.counted:
         job.watched = Clients(np.flatnonzero(~adversary.malicious()), samples)

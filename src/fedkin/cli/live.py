@@ -97,7 +97,8 @@ class PlainRun:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Prepared):
             self._rounds, self._accuracy = event.config.rounds, accuracy_of(event.config)
-            self.say(headline(event))
+            for line in (headline(event), *event.remarks):
+                self.say(line)
         else:
             self.say(self._prefix + round_line(event, self._rounds, self._accuracy, self._before))
             self._before = event
@@ -130,6 +131,8 @@ class LiveRun:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Prepared):
             self._console.print(f"[dim]{escape(headline(event))}")
+            for remark in event.remarks:
+                self.say(remark)
             self._task = self._bar.add_task("rounds", total=event.config.rounds, completed=event.done)
             self._accuracy = accuracy_of(event.config)
             return

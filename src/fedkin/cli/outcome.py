@@ -101,6 +101,8 @@ def summarise(result: Result) -> None:
     }
     for name, value in facts.items():
         out.print(f"[dim]{name:<10}[/] {value}", soft_wrap=True)
+    for remark in result.remarks:
+        out.print(f"[yellow]{'note':<10}[/] {escape(remark)}", soft_wrap=True)
 
 
 def _hostility(result: Result) -> dict[str, str]:

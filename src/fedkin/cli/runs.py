@@ -170,6 +170,7 @@ def _facts(folder: RunFolder) -> dict[str, str]:
         "malicious": _names(info, info.malicious),
         "removed": _by_round(info, folder.events("removed")),
         "failures": _failures(info, folder.events("failed")),
+        "notes": "; ".join(map(str, (info.result or {}).get("remarks") or [])),
         "error": info.error or "",
         "folder": str(info.path),
     }

@@ -300,7 +300,7 @@ class RunFolder:
                        for e in failed],
             "malicious": info.malicious, "detection": result.get("detection"), "config": info.config,
             "eval_point": info.prepared.get("eval_point"), "environment": info.environment,
-            "prepared": info.prepared, "run": str(info.path),
+            "prepared": info.prepared, "remarks": result.get("remarks", []), "run": str(info.path),
         }  # fmt: skip
 
     def log(self, last: int = 200) -> list[str]:

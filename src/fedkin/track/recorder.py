@@ -336,7 +336,7 @@ def progress(record: RoundRecord) -> dict[str, Any]:
 def outcome(result: Result) -> dict[str, Any]:
     """A result without what the tables hold."""
     full = result.to_dict()
-    kept = ("accuracy", "best", "bytes", "seconds", "removed", "detection", "backdoor", "ways")
+    kept = ("accuracy", "best", "bytes", "seconds", "removed", "detection", "backdoor", "ways", "remarks")
     done = {"failed": len(result.failures), "rounds_done": result.history[-1].round}
     return {**{k: full[k] for k in kept if k in full}, **done}
 
