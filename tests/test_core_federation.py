@@ -201,6 +201,29 @@ def test_not_finite_replies_are_failures() -> None:
     }  # fmt: skip
 
 
+def test_a_method_can_ask_who_sent_what_is_not_finite() -> None:
+    """Those alone: not who sent another shape, dropped out or came too late; and their values are nowhere."""
+    values = torch.ones(12, 3)
+    values[[1, 2, 5]] = float("nan")
+
+    class Mixed(Recorder):
+        def call(self, ids, function, message, round) -> Answer:
+            kept = ids[ids != 7]
+            return Answer(kept, {"x": values[kept]}, odd={7: {"x": torch.full((4,), float("nan"))}}, failed={3: "silent"})
+
+    faults = Faults(straggle=0.4, seed=0)
+    late = set(np.flatnonzero(faults.draw("straggle", 0.4, np.arange(12), 0, "train")).tolist())
+    fed = Federation(Mixed(), np.ones(12), faults=faults)
+    replies = fed.ask(fed.all, train)
+    assert late & {1, 2, 5}
+    assert set(replies.not_finite) == {1, 2, 5} - late != set()
+    assert not set(replies.not_finite) & set(replies.clients)
+    assert torch.isfinite(replies["x"]).all()
+    assert list(replies.only(torch.ones(len(replies), dtype=torch.bool)).not_finite) == list(replies.not_finite)
+    assert {type(f.reason) for f in fed.failures} == {str}  # plain text, as a checkpoint holds it
+    assert not len(Federation(Recorder(), SAMPLES).ask(fed.all[:3], train).not_finite)
+
+
 def test_large_finite_numbers_are_no_failure() -> None:
     answer = Answer(np.arange(2), {"x": torch.full((2, 3), 3e38)})
     assert gate(answer)[1] == {}

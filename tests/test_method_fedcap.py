@@ -309,25 +309,71 @@ def test_a_round_whose_participants_are_all_removed_keeps_the_last_pool_without_
     assert method.members == [0, 4]
 
 
-@pytest.mark.parametrize("phase", ["train", "collect"])
-def test_nan_is_a_failure_and_as_good_as_silence(phase: str) -> None:
+def wild(client: int, phases: tuple[str, ...], rounds: tuple[int, ...] = tuple(range(9))) -> Any:
+    """This client's updates are not finite, in these phases and rounds."""
+
+    def tamper(ids: keys.I64, phase: str, message: Any, answer: Answer, round: int) -> Answer:
+        return poison(client)(ids, phase, message, answer, round) if phase in phases and round in rounds else answer
+
+    return tamper
+
+
+@pytest.mark.parametrize(("phase", "at"), [("train", 0), ("train", 1), ("collect", 1)])
+def test_an_update_that_is_not_finite_removes_its_sender_and_counts_for_nobody(phase: str, at: int) -> None:
+    """Once is enough, as in the authors' code; the others end up where they would have without it."""
+    cohorts = [[0, 2, 3], [0, 1, 2], [1, 2, 3], [0, 1, 4]] if phase == "collect" or at else [[0, 1, 2], [1, 2], [0, 1]]
+    job = visits(job_of("fedcap", sizes=FIVE, tamper=wild(1, (phase,), (at,))), *cohorts)
+    without = job_of("fedcap", sizes=FIVE)
+    without.fed.remove([1])
+    visits(without, *cohorts)
+    assert job.fed.removed == {1: at}
+    assert notes(job, "rejected", at) == [[1]]
+    assert [(f.client, f.round, f.phase) for f in job.fed.failures] == [(1, at, phase)]
+    rest = [0, 2, 3, 4]
+    assert close(customised(job)[rest], customised(without)[rest])
+    assert close(personal_rows(job)[rest], personal_rows(without)[rest])
+
+
+@pytest.mark.parametrize("options", [{"ablation": "1"}, {"ablation": "4"}])
+def test_where_nothing_is_detected_what_is_not_finite_is_as_good_as_silence(options: dict[str, Any]) -> None:
     def silent(ids: keys.I64, at: str, message: Any, answer: Answer, round: int) -> Answer:
-        if at == phase and 1 in answer.ids:
-            keep = answer.ids != 1
-            rest = {n: v[torch.from_numpy(keep)] for n, v in answer.replies.items()}
-            return Answer(answer.ids[keep], rest, failed={1: "silent"})
-        return answer
+        keep = answer.ids != 1
+        rest = {n: v[torch.from_numpy(keep)] for n, v in answer.replies.items()}
+        return Answer(answer.ids[keep], rest, failed={1: "silent"} if not keep.all() else {})
 
-    def nan(ids: keys.I64, at: str, message: Any, answer: Answer, round: int) -> Answer:
-        return poison(1)(ids, at, message, answer, round) if at == phase else answer
-
-    jobs = [finished(job_of("fedcap", sizes=FIVE, rounds=5, participation=0.6, tamper=t)) for t in (nan, silent)]
+    how = {"sizes": FIVE, "rounds": 5, "participation": 0.6}
+    jobs = [finished(job_of("fedcap", options, tamper=t, **how)) for t in (poison(1), silent)]
     for job in jobs:
-        assert {(f.client, f.phase) for f in job.fed.failures} == {(1, phase)}
+        assert {f.client for f in job.fed.failures} == {1}
         assert not job.fed.removed
-        assert torch.isfinite(customised(job)).all()
+        assert not job.method.flagged
     assert torch.equal(customised(jobs[0]), customised(jobs[1]))
     assert torch.equal(personal_rows(jobs[0]), personal_rows(jobs[1]))
+
+
+@pytest.mark.parametrize("profile", ["paper", "official"])
+@pytest.mark.parametrize("participation", [1.0, 0.6])
+def test_attackers_that_send_nan_are_found(profile: str, participation: float) -> None:
+    result = finished(job_of("fedcap", {"profile": profile}, sizes=(6,) * 10, rounds=8, participation=participation,
+                             attack="nan", malicious=0.3)).result()  # fmt: skip
+    found = result.detection
+    assert found is not None
+    assert (found.overall.accuracy, found.overall.false_negative, found.overall.false_positive) == (1.0, 0.0, 0.0)
+    assert all(rates.false_negative == 0 or math.isnan(rates.false_negative) for rates in found.rounds.values())
+    assert any(rates.false_negative == 0 for rates in found.rounds.values())
+
+
+def test_when_everybody_sends_nan_models_stay_and_an_alarm_is_noted() -> None:
+    def all_wild(ids: keys.I64, phase: str, message: Any, answer: Answer, round: int) -> Answer:
+        answer.replies = {n: v * math.nan for n, v in answer.replies.items()}
+        return answer
+
+    job = job_of("fedcap", rounds=3, tamper=all_wild)
+    first = job.method.model.clone()
+    job.advance()
+    assert sorted(job.fed.removed) == [0, 1, 2]
+    assert notes(job, "alarm", 0)
+    assert torch.equal(customised(job), first.expand(3, -1))
 
 
 # ---------------------------------------------------------------- collection, and what travels

@@ -150,9 +150,12 @@ class Replies:
     """What came back, stacked: `replies["body"]` is [K, ...], a row for each of `replies.clients`."""
 
     def __init__(
-        self, clients: Clients, values: Mapping[str, Tensor], masks: Mapping[str, Tensor], average: Average
-    ) -> None:
+        self, clients: Clients, values: Mapping[str, Tensor], masks: Mapping[str, Tensor], average: Average,
+        not_finite: Clients | None = None,
+    ) -> None:  # fmt: skip
         self.clients, self._values, self._masks, self._average = clients, dict(values), dict(masks), average
+        # who sent values that are not finite: failed like others and not among `clients`, but known by name
+        self.not_finite = clients[:0] if not_finite is None else not_finite
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -177,7 +180,7 @@ class Replies:
         masks = {k: m[chosen.to(m.device)] for k, m in self._masks.items()}
         clients: Clients = self.clients[chosen]
         average = self._average.among(clients) if isinstance(self._average, Noted) else self._average
-        return Replies(clients, values, masks, average)
+        return Replies(clients, values, masks, average, self.not_finite)
 
     def mean(self, name: str, otherwise: Tensor, weights: Tensor | None = None) -> Tensor:
         """The average over clients, by training samples unless `weights` are given; `otherwise` if nobody answered."""
@@ -359,7 +362,7 @@ class Federation:
         if len(kept.ids) > max(1, len(kept.odd)):  # two at least, and more than disagree
             self._right[kind] = _spec(kept.replies)
         reasons |= {c: why for c, why in bad.items() if c not in reasons}
-        failures = [Failure(client, self.round, phase, reason) for client, reason in sorted(reasons.items())]
+        failures = [Failure(client, self.round, phase, str(reason)) for client, reason in sorted(reasons.items())]
         self.failures += failures
         good = np.array([c not in reasons for c in kept.ids.tolist()], bool)
         values, masks, up = _unpack(kept, good)
@@ -376,7 +379,8 @@ class Federation:
                 f"client {self.names[first.client]!r} failed in round {self.round + 1}, phase {phase}: {first.reason}; "
                 "the run stops because on_failure=stop (drop: go on without such a client)"
             )
-        return Replies(answered, values, masks, Noted(self._average, answered, self.note))
+        wild = Clients([c for c, why in reasons.items() if isinstance(why, NotFinite)], self._samples)
+        return Replies(answered, values, masks, Noted(self._average, answered, self.note), wild)
 
 
 def _traffic(
@@ -422,6 +426,10 @@ Spec = dict[str, tuple[tuple[int, ...], torch.dtype, bool]]
 """Shape, type and whether it comes under a mask, of every tensor that one client sends."""
 
 
+class NotFinite(str):
+    """Why a reply was refused, where it is that its values are not finite."""
+
+
 def gate(answer: Answer, right: Spec | None = None) -> tuple[Answer, dict[int, str]]:
     """The right names, shapes and types, finite, within the size limit; otherwise the client failed, and here is why.
 
@@ -446,7 +454,7 @@ def gate(answer: Answer, right: Spec | None = None) -> tuple[Answer, dict[int, s
             for k in torch.nonzero(~finite).flatten().tolist():
                 wrong = int((~torch.isfinite(flat[k])).sum())
                 if wrong:
-                    bad.setdefault(int(answer.ids[k]), f"{name!r} has {wrong} values that are not finite")
+                    bad.setdefault(int(answer.ids[k]), NotFinite(f"{name!r} has {wrong} values that are not finite"))
     return answer, bad
 
 

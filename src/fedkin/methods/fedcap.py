@@ -2,7 +2,8 @@
 
 Each client k gets a customised model (w-hat_k): a mean of all clients' last models, where those count most that move
 like k. Updates are calibrated against one reference, the global model w, so that directions compare and lengths give
-malicious clients away, who are removed for good. A personal model v_k is trained beside it, drawn to it, never sent.
+malicious clients away, who are removed for good, and so is who sends an update that is not finite. A personal model v_k
+is trained beside it, drawn to it, never sent.
 Down: w-hat_k. Up: the update d_k. A client absent in the last round first answers a collection: down w, up d_k.
 """
 
@@ -54,6 +55,7 @@ class FedCAP(Method):
         absent = cohort - self.fresh - self.flagged
         cohort = cohort - (absent - self._collect(fed, absent, self.options.collect))
         replies = fed.ask(cohort, self.train, model=each(rows_of(cohort, self.customised, self.model)))
+        self._dismiss(fed, replies.not_finite)
         used, clients = replies, replies.clients
         if len(clients):
             recovered = rows_of(clients, self.customised, self.model).add_(replies["update"])  # recover
@@ -84,13 +86,22 @@ class FedCAP(Method):
         benign, norms, limit = detect(updates, [c in self.flagged for c in clients], longest)
         fed.note("norms", norms)
         if self.detects:
-            removed = list(clients[~benign] - self.flagged)
-            self.flagged += removed
-            fed.remove(removed if self.options.removal == "leave" else [])
             fed.note("t_norm", limit)
-            fed.note("removed", removed)
+            self._remove(fed, clients[~benign])
             fed.note("judged", {"clients": clients.ids.tolist(), "used": benign.tolist()})
         return benign
+
+    def _dismiss(self, fed: Federation, senders: Clients) -> None:
+        # what is not finite has no length: the federation refuses it before `_detect` could see it
+        if self.detects and len(senders):
+            self._remove(fed, senders)
+            fed.note("rejected", list(senders))
+
+    def _remove(self, fed: Federation, clients: Clients) -> None:
+        removed = list(clients - self.flagged)
+        self.flagged += removed
+        fed.remove(removed if self.options.removal == "leave" else [])
+        fed.note("removed", removed)
 
     def detector(self) -> Detector | None:
         limit, common = self.options.t_norm, self.model if self.calibrates else None
@@ -105,6 +116,7 @@ class FedCAP(Method):
             self._customise(fed, absent, rows_of(absent, self.known, torch.zeros_like(self.origin)))
             return absent
         replies = fed.ask(absent, self.collect, model=self.origin)
+        self._dismiss(fed, replies.not_finite)
         if len(replies):
             self._customise(fed, replies.clients, replies["update"])
         return replies.clients
