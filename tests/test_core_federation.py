@@ -209,7 +209,8 @@ def test_a_method_can_ask_who_sent_what_is_not_finite() -> None:
     class Mixed(Recorder):
         def call(self, ids, function, message, round) -> Answer:
             kept = ids[ids != 7]
-            return Answer(kept, {"x": values[kept]}, odd={7: {"x": torch.full((4,), float("nan"))}}, failed={3: "silent"})
+            odd = {7: {"x": torch.full((4,), float("nan"))}}
+            return Answer(kept, {"x": values[kept]}, odd=odd, failed={3: "silent"})
 
     faults = Faults(straggle=0.4, seed=0)
     late = set(np.flatnonzero(faults.draw("straggle", 0.4, np.arange(12), 0, "train")).tolist())

@@ -337,6 +337,58 @@ def test_scores_and_averages_are_those_of_a_server_that_sees_everything(aggregat
     assert weights[-1].std() > 0.01
 
 
+@pytest.mark.parametrize("aggregation", ["per_coordinate", "or_freeze"])
+@pytest.mark.parametrize("fault", [{"participation": 0.5}, {"straggle": 0.4}, {"drop": 0.4}], ids=str)
+def test_who_was_not_in_the_last_average_cannot_be_taken_out_of_it(fault: dict[str, float], aggregation: str) -> None:
+    """What a server that sees everything would score: the last average without n, which is the average itself if n was
+    not in it, on n's data (eq. 9), and the way there from where n last was (eq. 8)."""
+    sizes, rounds, tap = (9, 6, 4, 5, 8, 7), 8, Tap()
+    options = {"aggregation": aggregation, "p": 0.2}
+    job = job_of("co-pfl", options, sizes=sizes, rounds=rounds, lr=0.02, tamper=tap, **fault)
+    layout, source = job.site.layout, job.site.source
+    frozen, last = torch.zeros(layout.width, dtype=torch.bool), dict[int, int]()  # last: client to row of `sent`
+    weights, sent, shared, checked, returned = Tensor(), Tensor(), Tensor(), 0, 0
+    for r in range(rounds):
+        before = {k: v.clone() for k, v in job.site.store.tensors.items()}
+        failed = len(job.fed.failures)
+        job.advance()
+        if len(tap.ids) == r:  # everybody dropped out
+            tap.ids.append([])
+            tap.up.append({})
+            tap.down.append({})
+            continue
+        model, late = tap.down[r]["model"].double(), {f.client for f in job.fed.failures[failed:]}
+        for k, n in enumerate(tap.ids[r]):
+            if r == 0 or not last:
+                continue
+            without, where = model, torch.ones(layout.width, dtype=torch.bool)
+            if n in last:  # in the last average: make it again, without n
+                rest = [i for m, i in last.items() if m != n]
+                part = weights[rest, None] * shared[rest]
+                where = shared[last[n]] & (part.sum(0) > 0) & ~frozen
+                alone = (part * sent[rest]).sum(0) / part.sum(0)
+                without = torch.where(where, alone, model)
+            else:
+                where = ~before["mask"][n] & ~frozen & (tap.down[r]["z"] > 0)
+                returned += 1
+            step, way = model - job.site.store.tensors["own"][n].double(), before["received"][n].double() - without
+            grad = 1 - F.cosine_similarity(step[where], way[where], 0).item()
+            network = layout.load(copy.deepcopy(job.model), without.float())
+            chosen = torch.from_numpy(job.site.parts["train"][n])
+            with torch.no_grad():
+                pred = F.cross_entropy(network(source.batch(chosen)), source.labels(chosen)).item()
+            assert tap.up[r]["score"][k].item() == pytest.approx(grad + pred, abs=2e-3), (r, n)
+            checked += 1
+        good = [k for k, n in enumerate(tap.ids[r]) if n not in late]
+        if good:
+            last = {tap.ids[r][k]: i for i, k in enumerate(good)}
+            score = tap.up[r]["score"][good].double()
+            weights, sent, shared = score / score.sum(), tap.up[r]["model"][good].double(), ~tap.up[r]["mask"][good]
+            frozen |= ~shared.all(0) & (aggregation == "or_freeze")
+    assert checked > 10
+    assert returned > 2
+
+
 def test_the_direction_score_compares_this_step_with_the_last_one_of_the_others() -> None:
     """Without masks everything is visible: delta_n of this round against the others' mean step of the last."""
     tap = Tap()
@@ -446,13 +498,14 @@ def test_a_round_costs_what_the_message_table_says(aggregation: str) -> None:
     assert job.fed.exchanges[2].bytes_up < job.fed.exchanges[0].bytes_up < 3 * (4 * d + bits + 4)
 
 
-def test_who_was_away_gets_its_last_known_weight() -> None:
+def test_clients_are_told_their_weight_in_the_last_average() -> None:
     tap = Tap()
     job = finished(job_of("co-pfl", sizes=(5, 5, 5, 5), participation=0.5, rounds=6, tamper=tap, lr=0.01))
     last = dict.fromkeys(range(4), 0.0)
     for ids, down, up in zip(tap.ids, tap.down, tap.up, strict=True):
         assert down["alpha"].tolist() == pytest.approx([last[i] for i in ids], abs=1e-6)
-        last |= dict(zip(ids, (up["score"] / up["score"].sum()).tolist(), strict=True))
+        heard = dict(zip(ids, (up["score"] / up["score"].sum()).tolist(), strict=True))
+        last = {i: heard.get(i, 0.0) for i in range(4)}
     assert any(set(a) != set(b) for a, b in zip(tap.ids, tap.ids[1:], strict=False))
     sane(job)
 

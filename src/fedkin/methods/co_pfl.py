@@ -4,8 +4,9 @@ arXiv 2510.20219, 2025.
 Each client makes the weights its own that training moves most (PWPM: mask m_n, rate p, budget gamma), trains personal
 and shared weights apart, with Adam moments u, v for each (MAMO), and says how much it has to give that the others have
 not (COWA: score Gamma_n); the server averages what is shared by these scores (alpha_n).
-Down: the model w, the weight Z behind each coordinate, the client's last alpha_n. Up: the shared coordinates, the mask
-as bits, the score. Meant for small learning rates (paper: 1e-4) and local BatchNorm statistics (`--buffers local`).
+Down: the model w, the weight Z behind each coordinate, the client's alpha_n in w (0: it was not in the last average).
+Up: the shared coordinates, the mask as bits, the score.
+Meant for small learning rates (paper: 1e-4) and local BatchNorm statistics (`--buffers local`).
 """
 
 from __future__ import annotations
@@ -63,14 +64,15 @@ class COPFL(Method):
         super().start(fed, layout, row)
         self.freezes = self.options.aggregation == "or_freeze"
         self.z = torch.ones_like(self.model, dtype=torch.bool if self.freezes else torch.float32)
-        self.alpha = torch.zeros(len(fed.all), device=row.device)  # weight in an average; nobody has been in one yet
+        self.alpha = torch.zeros(len(fed.all), device=row.device)  # weight in the last average: nobody is in one yet
         outputs = [s.shape[0] for s in layout.slots if s.kind != "buffer"][-1]
         self.most = 2 + self.options.pred_clip * math.log(outputs) if self.options.pred_clip else math.inf
 
     def round(self, fed: Federation, cohort: Clients) -> None:
-        last = self.alpha[torch.from_numpy(cohort.ids)]
-        replies = fed.ask(cohort, self.train, model=self.model, z=self.z, alpha=each(last))
+        asked = torch.from_numpy(cohort.ids)
+        replies = fed.ask(cohort, self.train, model=self.model, z=self.z, alpha=each(self.alpha[asked]))
         if not len(replies):
+            self.alpha[asked] = 0  # who trained and was not heard no longer has what is in the average
             return
         rows, shared = replies["model"], ~replies["mask"]
         alpha = normalised(replies["score"].clamp(0, self.most))  # (10)
@@ -78,6 +80,7 @@ class COPFL(Method):
         self.z = self.z & shared.all(0) if self.freezes else z
         filled = rows.where(shared, mean)  # so that what a client keeps has no say in the average
         self.model = replies.combine(filled, self.model, alpha).where(self.z > 0, self.model)
+        self.alpha = torch.zeros_like(self.alpha)  # who is not in this average cannot be taken out of it
         self.alpha[torch.from_numpy(replies.clients.ids)] = alpha
         fed.note("alpha", self.alpha.clone())
         fed.note("mask", {"clients": list(replies.clients), "share": (1 - shared.sum(1) / shared.shape[1]).tolist()})
