@@ -177,7 +177,9 @@ def test_scores_threshold_average_and_committee_follow_the_paper(options: dict[s
         contribution[trainers] += 0.5 * accuracy + 0.5 / k
         now = {c for c, a in zip(trainers, accepted, strict=True) if a}
         ever |= now
-        rank = sorted(range(8), key=lambda c: (c not in now, c not in ever, c not in committee, -contribution[c]))
+        by_worth = sorted(range(8), key=lambda c: -contribution[c])  # Algorithm 3, line 8, in the order of section 4.3
+        rank = [c for c in by_worth if c in now] + [c for c in by_worth if c in ever - now]
+        rank += [c for c in by_worth if c in committee - ever] + [c for c in by_worth if c not in committee | ever]
         assert set(me.committee) == set(rank[:3])
         assert notes(run, "committee")[-1] == sorted(committee)
     np.testing.assert_allclose(me.contribution, contribution, rtol=1e-6)
@@ -265,6 +267,32 @@ def test_the_committee_is_topped_up_from_the_once_verified_then_from_the_old_one
     me.committee, me.mute = [0, 1, 3, 5], [2, 0]
     me.renew(run.fed, torch.tensor([4, 6]), torch.ones(2, dtype=torch.float64), scores, scores > 0.5)
     assert me.committee == [1, 3, 4, 5]  # who cannot vote comes last
+
+
+def test_old_members_come_after_verified_clients_that_have_contributed_more() -> None:
+    """Algorithm 3, line 8, and eqs. 8 and 9: seats go by contribution among the verified; a seat held before is none of
+    it. Worked out for every client in turn: how many must be seated before it."""
+    random = np.random.default_rng(4)
+    for _ in range(40):
+        run = job({"committee": 4})
+        me = server(run)
+        me.committee = sorted(random.choice(8, 4, replace=False).tolist())
+        me.verified = torch.from_numpy(random.random(8) < 0.6)
+        me.contribution = torch.from_numpy(random.permutation(8).astype(float))
+        trained = [c for c in range(8) if c not in me.committee]
+        old, passed = me.committee, random.random(4) < 0.4
+        scores = torch.from_numpy(np.where(passed, 0.9, 0.1))
+        me.renew(run.fed, torch.tensor(trained), torch.ones(4, dtype=torch.float64), scores, scores > 0.5)
+        now = [c for c, ok in zip(trained, passed, strict=True) if ok]
+
+        def tier(c: int, now: list[int] = now, old: list[int] = old, me: CPFL = me) -> int:
+            return 0 if c in now else 1 if me.verified[c] else 2 if c in old else 3
+
+        def before(a: int, b: int, tier: Callable[[int], int] = tier, me: CPFL = me) -> bool:
+            more = me.contribution[a] > me.contribution[b] or (me.contribution[a] == me.contribution[b] and a < b)
+            return tier(a) < tier(b) or (tier(a) == tier(b) and bool(more))
+
+        assert me.committee == [c for c in range(8) if sum(before(other, c) for other in range(8)) < 4]
 
 
 # ------------------------------------------------------------ limits

@@ -136,5 +136,6 @@ class CPFL(TunedAtTheEnd):
         self.verified[ids[accepted]] = True
         now, ever = ids[accepted].tolist(), self.verified.tolist()
         old, c = self.committee, self.contribution.tolist()
-        rank = sorted(fed.alive, key=lambda i: (i in self.mute, i not in now, not ever[i], i not in old, -c[i]))
-        self.committee = sorted(rank[: self.size])
+        # Algorithm 3, line 8: by contribution, among who passed now, then who ever did; old members before strangers
+        tier = {i: 0 if i in now else 1 if ever[i] else 2 if i in old else 3 for i in fed.alive}
+        self.committee = sorted(sorted(fed.alive, key=lambda i: (i in self.mute, tier[i], -c[i]))[: self.size])
