@@ -13,9 +13,11 @@ from torch import Tensor
 
 from fedkin.errors import UsageError
 from fedkin.options import describe
+from fedkin.papers.tables import load_paper
 from fedkin.robust import RULES, Outcome, Rule, apply, make_rule
 from fedkin.robust import rows as linear
 from fedkin.robust.rules import GAS, RFA, Bucketing, FLTrust, Krum, Mean, Median, MultiKrum, TrimmedMean
+from fedkin.rounds import named_spec
 
 cases = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10_000)
@@ -161,6 +163,59 @@ def test_rfa_per_tensor_is_rfa_of_each_tensor() -> None:
     close(got, torch.cat(parts))
     with pytest.raises(UsageError, match="23"):
         RFA(per_tensor=True, bounds=(0, 5, 22))(rows, weights, start)
+
+
+def geometric_median(x: np.ndarray) -> np.ndarray:
+    """Weiszfeld's steps until nothing moves, all points alike; at one of the points, Vardi and Zhang's (2000)."""
+    z = x.mean(0)
+    for _ in range(20_000):
+        away = np.linalg.norm(x - z, axis=1)
+        at = away > 1e-12
+        toward = (x[at] / away[at, None]).sum(0) / (1 / away[at]).sum()
+        pull = np.linalg.norm(((x[at] - z) / away[at, None]).sum(0))
+        stay = min(1.0, (~at).sum() / pull) if pull else 1.0
+        after = (1 - stay) * toward + stay * z
+        if np.linalg.norm(after - z) < 1e-13:
+            break
+        z = after
+    return z
+
+
+def table_one(column: str) -> str:
+    """The rule behind a column of FedCAP's Table I."""
+    return next(c.variants[0].rule for c in load_paper("fedcap").table("table1").cells if c.column == column)
+
+
+@pytest.mark.parametrize("hostile", ["none", "ipm", "same"])
+@pytest.mark.parametrize("seed", range(4))
+def test_rfa_in_fedcaps_tables_is_the_geometric_median_of_each_tensor(hostile: str, seed: int) -> None:
+    """Its authors' code goes on until it has converged, unweighted and tensor by tensor; four steps fall short."""
+    rows, weights, start = draw(seed, n=20)
+    if hostile == "ipm":
+        rows[14:] = start - 20 * (rows[:14] - start).mean(0)
+    elif hostile == "same":
+        rows[14:] = rows[14]
+    rule = dataclasses.replace(make_rule(*named_spec(table_one("RFA"))), bounds=(0, 5, 23))  # type: ignore[type-var]
+    x = rows.double().numpy()
+    wanted = np.concatenate([geometric_median(x[:, :5]), geometric_median(x[:, 5:])])
+    close(rule(rows, weights, start), wanted, rtol=1e-4, atol=1e-5)
+    short = dataclasses.replace(rule, iterations=4)(rows, weights, start)  # type: ignore[type-var]
+    assert hostile != "ipm" or np.abs(short.numpy() - wanted).max() > 0.01
+
+
+def test_rfa_that_looks_rarely_whether_it_may_stop_finds_what_one_that_never_stops_does() -> None:
+    rows, weights, start = draw(2, n=12)
+    long = RFA(iterations=400, tolerance=1e-9)
+    seen = long.combine(rows, weights, start).scores
+    x, n, before = rows.double().numpy(), weights.double().numpy(), np.inf
+    share = n / n.sum()
+    for _ in range(400):
+        away = np.maximum(1e-5, np.linalg.norm(x - share @ x, axis=1))
+        if before - n @ away <= 1e-9 * (n @ away):
+            break
+        before, share = n @ away, n / away / (n / away).sum()
+    assert seen is not None
+    close(seen, share)
 
 
 @pytest.mark.parametrize("copies", [1, 3])

@@ -33,6 +33,7 @@ from fedkin.registry import Registry
 from fedkin.robust.rows import ascending, block, dots, gram, lengths, mean_of, sorted_columns, squared_distances, step
 
 RULES: Registry[type[Rule]] = Registry("rule")
+LOOK = 16  # steps between two looks at whether anything still moves: a look makes a GPU wait
 
 Bounds = tuple[int, ...] | Callable[[int], tuple[int, ...]]
 """The columns at which tensors begin, and the end; or a way to them from the number of columns."""
@@ -231,13 +232,15 @@ class RFA(Rule):
     b_i = n_i / max(nu, |x_i - z|), from the weighted mean.
 
     z stays a weighted mean of the rows, so its distances follow from their Gram matrix and iterations cost next to
-    nothing. `scores` are the final weights."""
+    nothing. `scores` are the final weights. Four steps are its paper's; FedCAP's experiments go on until nothing moves,
+    for each tensor alone and with all clients alike (`per_tensor=true,weighted=false,iterations=1000,tolerance=0`)."""
 
     about = "the geometric median"
     paper = "Pillutla et al., IEEE TSP 2022"
     iterations: int = option(4, "at most this many Weiszfeld steps", low=1)
     floor: float = option(1e-5, "smallest distance, nu", above=0)
-    tolerance: float = option(1e-6, "stop when the objective falls by less than this share", low=0)
+    tolerance: float = option(1e-6, "stop when the objective falls by less than this share; 0: no longer falls", low=0)
+    weighted: bool = option(True, "rows weigh as their training samples, n_i; false: all alike")
     per_tensor: bool = option(False, "a median for each tensor alone, as in FedCAP's experiments")
     bounds: Bounds = option((), "columns at which tensors begin, and the end; given by the run")  # noqa: RUF009
 
@@ -246,7 +249,7 @@ class RFA(Rule):
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
         parts = _tensors(self.bounds, rows.shape[1]) if self.per_tensor else [slice(None)]
-        shares = [self._weigh(gram(rows[:, c], start[c]), weights).to(rows.dtype) for c in parts]
+        shares = self._weigh(torch.stack([gram(rows[:, c], start[c]) for c in parts]), weights).to(rows.dtype)
         row = torch.cat([share @ rows[:, c] for share, c in zip(shares, parts, strict=True)])
         return Outcome(row, everyone(rows), None if self.per_tensor else shares[0])
 
@@ -256,10 +259,10 @@ class RFA(Rule):
 
     def _weigh(self, product: Tensor, weights: Tensor) -> Tensor:
         """b_i / sum_j b_j from Gram matrices [..., K, K]."""
-        alpha = weights.double() if weights.sum() > 0 else torch.ones_like(weights).double()
+        alpha = weights.double() if self.weighted and weights.sum() > 0 else torch.ones_like(weights).double()
         share, own = (alpha / alpha.sum()).expand(product.shape[:-1]), product.diagonal(dim1=-2, dim2=-1)
         objective = torch.full_like(share[..., 0], torch.inf)
-        for _ in range(self.iterations):
+        for taken in range(1, self.iterations + 1):
             to = (product @ share.unsqueeze(-1)).squeeze(-1)
             squared = own - 2 * to + (share * to).sum(-1, keepdim=True)
             distance = squared.clamp(min=self.floor**2).sqrt()
@@ -267,6 +270,8 @@ class RFA(Rule):
             falling = before - objective > self.tolerance * objective
             near = alpha / distance
             share = torch.where(falling.unsqueeze(-1), near / near.sum(-1, keepdim=True), share)
+            if taken % LOOK == 0 and not falling.any():
+                break
         return share
 
 
