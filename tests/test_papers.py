@@ -950,6 +950,58 @@ def test_a_number_goes_when_its_cell_is_defined_otherwise() -> None:
     assert {c["note"] for c in gone["cells"]} == {compare.NOT_RUN}
 
 
+BEFORE = '[[changed]]\nwhat = "steps are longer"\nwhere = { method = "ditto" }\n'
+BY_REVISION, BY_DEFINITION = BEFORE + 'made_by = ["aaaaaaa", "ccccccc"]\n', BEFORE + "was = { lr = 0.05 }\n"
+
+
+@pytest.mark.parametrize(("commit", "old"), [("aaaaaaa", True), ("ccccccc+, bbbbbbb", True), ("bbbbbbb", False)])
+def test_a_number_made_before_a_change_says_so_until_it_is_measured_again(commit: str, old: bool) -> None:
+    paper = parse(MINI.replace("[named.hostile]", f"{BY_REVISION}[named.hostile]"), "mini.toml")
+    table = paper.tables[0]
+    record = filled(paper, {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 71.0}, commit=commit, note="")
+    kept = render.merged(paper, table, record)
+    fedavg, ditto = compare.measured(kept)
+    assert "since" not in fedavg
+    assert ditto.get("since") == (["steps are longer"] if old else None)
+    text = render.markdown(kept)
+    assert ("✗ 71.00† · 90.00" in text) == old
+    assert ("- †: made before this changed, and not measured again yet: steps are longer (1 cell)." in text) == old
+    assert ("† made before a change" in render.results_page([kept]).replace("†:", "†")) == old
+    assert ditto["note"] == ""  # it explains no difference
+    assert render.merged(paper, table, kept) == kept
+    again = filled(paper, {("Ditto", "calm"): 88.0}, commit="ddddddd", note="")["cells"]
+    assert [c.get("since") for c in compare.measured(render.merged(paper, table, kept, again))] == [None, None]
+
+
+def test_a_number_of_a_former_definition_stays_marked_until_there_is_one_of_todays() -> None:
+    then = parse(MINI, "mini.toml")
+    text = MINI.replace("lr = 0.05", "lr = 0.06").replace("[named.hostile]", f"{BY_DEFINITION}[named.hostile]")
+    paper = parse(text, "mini.toml")
+    old = filled(then, {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 71.0}, seeds=[0, 1], values=[70.0, 72.0])
+    kept = render.merged(paper, paper.tables[0], old)
+    (cell,) = compare.measured(kept)  # FedAvg's is defined otherwise, and nobody says that it may stay
+    assert (cell["row"], cell["ours"], cell["since"]) == ("Ditto", 71.0, ["steps are longer"])
+    assert render.merged(paper, paper.tables[0], kept) == kept
+    new = filled(paper, {("Ditto", "calm"): 88.0}, seeds=[2], values=[88.0])["cells"]
+    (now,) = compare.measured(render.merged(paper, paper.tables[0], kept, new))
+    assert (now["ours"], now["seeds"], now.get("since")) == (88.0, [2], None)  # seeds of the two do not mix
+
+
+@pytest.mark.parametrize(
+    ("entry", "error"),
+    [
+        ('[[changed]]\nwhat = "x"\nwhere = { method = "ditto" }\n', "either made_by or was"),
+        ('[[changed]]\nwhat = "x"\nmade_by = ["aaaaaaa"]\n', "in which cells"),
+        ('[[changed]]\nwhere = { method = "ditto" }\nmade_by = ["aaaaaaa"]\n', "'what' is missing"),
+        ('[[changed]]\nwhat = "x"\nwhere = { methd = "ditto" }\nmade_by = ["aaaaaaa"]\n', "did you mean 'method'"),
+        ('[[changed]]\nwhat = "x"\nwhen = "then"\n', "when"),
+    ],
+)
+def test_a_change_says_what_and_where(entry: str, error: str) -> None:
+    with pytest.raises(DataError, match=error):
+        parse(MINI.replace("[named.hostile]", f"{entry}[named.hostile]"), "mini.toml")
+
+
 def test_a_note_is_the_tables_own_and_what_the_runs_said() -> None:
     noted = MINI + '[[table.cell]]\nrow = "Ditto"\ncolumn = "calm"\nnote = "the reason; found"\n'
     paper = parse(noted, "mini.toml")

@@ -76,6 +76,22 @@ def settings_of(cell: Cell) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def former_settings(paper: Paper, cell: Cell) -> set[str]:
+    """What numbers may be numbers of that were made under a definition the cell had before."""
+    return {settings_of(then) for change in paper.changed if (then := change.before(cell)) is not None}
+
+
+def changed_since(paper: Paper, cell: Cell, record: Record) -> list[str]:
+    """What is done otherwise since a cell was measured."""
+    made_by = {word.rstrip("+") for word in record["commit"].split(", ")}
+    found = []
+    for change in paper.changed:
+        then = change.before(cell)
+        if change.touches(cell) and (made_by & change.made_by or (then and record["settings"] == settings_of(then))):
+            found.append(change.what)
+    return found
+
+
 def joined(*notes: str) -> str:
     return "; ".join(dict.fromkeys(n for n in notes if n))
 

@@ -20,10 +20,12 @@ from fedkin.papers.compare import (
     FAILED,
     NOT_RUN,
     Record,
+    changed_since,
     close,
     comparable,
     difference,
     empty,
+    former_settings,
     joined,
     measured,
     outline,
@@ -38,6 +40,7 @@ PROVENANCE = ("seeds", "command", "commit", "device")
 CELL_KEYS = ("row", "column", "metric", "unit", "lower", "paper", "ours", "std", "seeds", "values", "rounds",
              "command", "commit", "device", "settings", "note")  # fmt: skip
 LACKING = (NO_DATA, *(f"{what} not there yet" for what in ("method", "model", "attack", "rule")))
+DAGGER = "†"
 QUICK = "quick: far fewer rounds and samples; no number here means anything"
 
 
@@ -53,9 +56,9 @@ def number(value: float | None, unit: str = "%") -> str:
 
 
 def ours_of(cell: Record) -> str:
-    """Our number, ± its deviation; with a star if it is from a quick run."""
+    """Our number, ± its deviation; with a star if it is from a quick run, a dagger if it was made before a change."""
     spread = f" ±{cell['std']:.2f}" if cell["std"] is not None else ""
-    star = "*" if cell.get("quick") else ""
+    star = "*" * bool(cell.get("quick")) + DAGGER * bool(cell.get("since"))
     return number(cell["ours"], cell["unit"]) + (spread + star if cell["ours"] is not None else "")
 
 
@@ -98,7 +101,7 @@ def remarks(record: Record) -> list[str]:
     ranks, checks = ([], []) if record["quick"] else (rankings(record), verdicts(record))
     return [
         *([f"*: {QUICK}."] if record["quick"] else []), *map(_verdict_text, checks),
-        *([_ranking_text(ranks)] if ranks else []), *_notes(record),
+        *([_ranking_text(ranks)] if ranks else []), *_notes(record), *_older(record),
         *(f"Not measured: {text}" for text in _unmeasured(record)), *_origins(record),
     ]  # fmt: skip
 
@@ -162,6 +165,13 @@ def _notes(record: Record) -> list[str]:
         if cell["note"]:
             found.setdefault(cell["note"], []).append(f"{cell['row']}, {cell['column']}")
     return [f"{'; '.join(places[:4])}{' ...' if len(places) > 4 else ''}: {note}" for note, places in found.items()]
+
+
+def _older(record: Record) -> list[str]:
+    """What has changed since numbers were made, and how many."""
+    found = Counter(what for cell in measured(record) for what in cell.get("since", []))
+    return [f"{DAGGER}: made before this changed, and not measured again yet: {what} ({n} cell{'s' * (n > 1)})."
+            for what, n in found.items()]  # fmt: skip
 
 
 def _unmeasured(record: Record) -> list[str]:
@@ -271,14 +281,17 @@ def save(records: Iterable[Record], folder: str | Path) -> list[Path]:
 
 def merged(paper: Paper, table: Table, before: Record | None, new: Sequence[Record] = ()) -> Record:
     """All cells of the table as it is defined now, with what was measured before and now: the seeds of both. What was
-    measured under another definition of the cell does not count any more."""
+    measured under another definition of the cell does not count any more, unless the paper says what changed: then it
+    stays, marked, until there is a number of today's."""
     old = {(c["row"], c["column"]): c for c in (before or {}).get("cells", [])}
     fresh = {(c["row"], c["column"]): c for c in new}
     cells = []
     for cell in table.cells:
         at, blank = (cell.row, cell.column), empty(table, cell)
-        known = [c for c in (old.get(at), fresh.get(at)) if c is not None and c["settings"] == blank["settings"]]
-        found = [c for c in known if c["ours"] is not None]
+        usable = {blank["settings"], *former_settings(paper, cell)}
+        known = [c for c in (old.get(at), fresh.get(at)) if c is not None and c["settings"] in usable]
+        measured_ = [c for c in known if c["ours"] is not None]
+        found = [c for c in measured_ if c["settings"] == blank["settings"]] or measured_
         if not found:
             told = next((c["note"] for c in reversed(known)), "")
             news = told.startswith(("failed", NO_DATA)) and blank["note"] == NOT_RUN  # not to be known from the table
@@ -287,7 +300,8 @@ def merged(paper: Paper, table: Table, before: Record | None, new: Sequence[Reco
             kept = united(table, cell, *found) if len(found) > 1 else found[0]
             note = joined(cell.note, *CHOICE.findall(kept["note"]), *FAILED.findall(kept["note"]))
             now = {**{k: blank[k] for k in ("unit", "lower", "paper")}, "note": note}
-            cells.append({**{k: kept[k] for k in CELL_KEYS}, **now})
+            since = changed_since(paper, cell, kept)
+            cells.append({**{k: kept[k] for k in CELL_KEYS}, **now, **({"since": since} if since else {})})
     return {**outline(paper, table), "cells": cells}
 
 
@@ -369,6 +383,8 @@ def results_page(records: Sequence[Record]) -> str:
         "The papers' tables, run again. In each cell: ours (± standard deviation over seeds) · the paper's number ·",
         "the difference; ✓ within two points (or a fifth, where it is no percentage), ✗ further off, – not measured.",
         "A cell without ± is one run: differences of a point or less between methods mean nothing there.",
+        *([f"{DAGGER}: made before a change in FedKin that can move it; which one, stands below the table."]
+          if any(c.get("since") for r in records for c in measured(r)) else []),
         "",
         "## At a glance",
         "",

@@ -7,6 +7,8 @@ win: the file's, the table's, those used by the row and the column, then what ro
 `use`, {group} is the row's group; in `rule`, {malicious} is the share of malicious clients. `best_of` lists settings of
 which the best counts. A number is what the paper prints; "?": the paper draws it only, we run it; "-": no such cell.
 
+`[[changed]]` says what FedKin does otherwise since some numbers of a paper were made (`Changed`).
+
 A cell that cannot be run says why (`missing`); what is missing is looked up in the registries, so that a cell becomes
 runnable by itself once its method, rule, attack, model or data set is there.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -30,11 +32,12 @@ NAMES = ("c-pfl", "pfedcs", "fedcap", "co-pfl", "fedpkda", "claims")
 NO_DATA = "data not available"
 Axis = Literal["rows", "columns", "none"]
 
-PAPER_KEYS = {"name", "title", "cite", "about", "found", "settings", "named", "table"}
+PAPER_KEYS = {"name", "title", "cite", "about", "found", "settings", "named", "changed", "table"}
 TABLE_KEYS = {"name", "title", "kind", "about", "metric", "methods", "settings", "missing", "ratio_to", "drop_from",
               "row", "column", "cell", "check"}  # fmt: skip
 LINE_KEYS = {"group", "name", "use", "set", "metric", "missing", "note", "best_of", "ratio_to", "drop_from"}
 CELL_KEYS = {"row", "column", "set", "metric", "missing", "note", "best_of"}
+CHANGED_KEYS = {"what", "where", "made_by", "was"}
 CHECK_KEYS = {"says", "left", "right", "by", "at_least", "within", "where", "found"}
 
 
@@ -124,6 +127,27 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False)
+class Changed:
+    """What is done otherwise since numbers were made, in cells with the settings `where`. A number is older if one of
+    the revisions `made_by` made it, or if it has the settings that the cell had then (`was`)."""
+
+    what: str
+    where: Mapping[str, Any]
+    made_by: frozenset[str] = frozenset()
+    was: Mapping[str, Any] = field(default_factory=dict)
+
+    def touches(self, cell: Cell) -> bool:
+        runs = [config.to_dict() for config in cell.variants]
+        return any(all(run[key] == value for key, value in self.where.items()) for run in runs)
+
+    def before(self, cell: Cell) -> Cell | None:
+        """The cell as it was defined then, if that was otherwise."""
+        if not (self.was and self.touches(cell)):
+            return None
+        return replace(cell, variants=tuple(replace(config, **self.was) for config in cell.variants))
+
+
+@dataclass(frozen=True, eq=False)
 class Paper:
     """`found`: what came out of it here, in a few sentences."""
 
@@ -133,6 +157,7 @@ class Paper:
     about: str
     found: str
     tables: tuple[Table, ...]
+    changed: tuple[Changed, ...] = ()
 
     def table(self, name: str) -> Table:
         wanted = name.lower().replace(" ", "")
@@ -202,7 +227,19 @@ def parse(text: str, where: str) -> Paper:
     read = tuple(_table(t, paper, base, named, where) for t in tables)
     _unique([t.name for t in read], f"{where}: table")
     about, found = (" ".join(str(raw.get(key, "")).split()) for key in ("about", "found"))
-    return Paper(paper, _text(raw, "title", where), _text(raw, "cite", where), about, found, read)
+    changed = tuple(_changed(entry, f"{where}: changed") for entry in raw.get("changed", []))
+    return Paper(paper, _text(raw, "title", where), _text(raw, "cite", where), about, found, read, changed)
+
+
+def _changed(raw: Any, where: str) -> Changed:
+    _keys(_mapping(raw, where), CHANGED_KEYS, where)
+    settings = {key: _mapping(raw.get(key, {}), f"{where}: {key}") for key in ("where", "was")}
+    for key, values in settings.items():
+        _keys(values, set(Config().to_dict()), f"{where}: {key}")
+    made_by = frozenset(map(str, raw.get("made_by", [])))
+    if not settings["where"] or bool(made_by) == bool(settings["was"]):
+        raise DataError(f"{where}: say in which cells (where), and either made_by or was")
+    return Changed(_text(raw, "what", where), settings["where"], made_by, settings["was"])
 
 
 def _table(raw: Any, paper: str, base: Mapping[str, Any], named: Mapping[str, Any], where: str) -> Table:
