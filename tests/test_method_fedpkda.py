@@ -114,6 +114,21 @@ def test_pulls_at_half_time(profile: str, expected: tuple[float, float]) -> None
     assert method.pulls(0.5) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize(("profile", "expected"), [
+    ("paper", [1 / 4, 2 / 4, 3 / 4, 1.0]),  # t is in (0, 1]
+    ("official", [0.0, 1 / 4, 2 / 4, 3 / 4]),  # the authors' code divides the number of the epoch, from 0, by T
+])  # fmt: skip
+def test_progress_of_the_rounds(profile: str, expected: list[float]) -> None:
+    seen: list[float] = []
+
+    def listen(ids: Any, phase: str, message: Any, answer: Answer, round: int) -> Answer:
+        seen.extend([message["progress"]] if phase == "train" else [])
+        return answer
+
+    advanced(job({"profile": profile}, tamper=listen), 4)
+    assert seen == pytest.approx(expected)
+
+
 # ---------------------------------------------------------------- Mahalanobis weights (eqs. 4-7)
 
 
@@ -324,44 +339,68 @@ def test_with_gammas_like_the_sample_counts_the_average_is_by_samples(profile: s
 # ---------------------------------------------------------------- a round, the slow and obvious way
 
 
+def pulled(how: str, f: Tensor, y: Tensor, prototypes: Tensor, there: Tensor) -> Tensor:
+    """L_LA or L_GA of one batch, written out."""
+    if how == "printed":  # eqs. 8 and 9: all classes, squared norms
+        rows = [sum((x - prototypes[c]).square().sum() for c in range(CLASSES) if there[c]) for x in f]
+        return torch.stack(rows).mean()  # type: ignore[arg-type]
+    if how == "class_means":  # the authors' code: the classes of the batch in turn, MSELoss for each, added up
+        found = [F.mse_loss(f[y == c], prototypes[c].expand_as(f[y == c])) for c in y.unique().tolist() if there[c]]
+        return torch.stack([*found, torch.zeros(())]).sum()
+    return torch.stack([(x - prototypes[c]).square().mean() * there[c] for x, c in zip(f, y, strict=True)]).mean()
+
+
+WEAK = {"omega_local": 0.05, "omega_global": 0.09, "offset": 0.01}
+ROUNDS: list[tuple[str, str, dict[str, Any]]] = [
+    *((profile, variant, {}) for profile in ("paper", "official") for variant in ("full", "kda", "cp", "base")),
+    ("paper", "full", {"pull": "printed", "own_clip": True, **WEAK}),
+    ("paper", "full", {"pull": "class_means", "first_t": 0}),
+    ("official", "full", {"pull": "mean", "first_t": 1}),
+]
+
+
 @ways
-@pytest.mark.parametrize("profile", ["paper", "official"])
-@pytest.mark.parametrize("variant", ["full", "kda", "cp", "base"])
-def test_a_round_is_what_a_plain_loop_makes_of_the_paper(way: str, profile: str, variant: str) -> None:
-    j = advanced(job({"profile": profile, "variant": variant, "noise": 0.02, "clip": 0.5}, way=way), 1)
+@pytest.mark.parametrize(("profile", "variant", "options"), ROUNDS, ids=str)
+def test_a_round_is_what_a_plain_loop_makes_of_the_paper(
+    way: str, profile: str, variant: str, options: dict[str, Any]
+) -> None:
+    j = advanced(job({"profile": profile, "variant": variant, "noise": 0.02, "clip": 0.5, **options}, way=way), 1)
     before = cohort(j)["local"].clone()
     theta, layout = j.method.theta.clone(), j.site.layout  # type: ignore[attr-defined]
     exact, has = means(j, before)
     clipped = means(j, before, clip=0.5)[0]
     assert not torch.allclose(clipped, exact, atol=1e-3)
     noisy = clipped + 0.02 * laplace(0, j.fed.all.ids, 1, (CLASSES, WIDTH))
+    exact = clipped if options.get("own_clip") else exact
     goals, known = torch.zeros(CLASSES, WIDTH), has.sum(0) >= 3
     for c in torch.nonzero(known).flatten().tolist():
         x = noisy[has[:, c], c].double()
         goals[c] = (direct(x, torch.cov(x.T)) @ x).float()
-    phi = phase(0.5 * (5 if profile == "official" else 1))
-    own, others = (0.5, 0.9) if profile == "paper" else (0.3, 0.5)
-    near, far = 0.1 + own * (1 - phi), 0.1 + others * phi
+    official = profile == "official"
+    t = options.get("first_t", 0 if official else 1) + 1  # the second round of four
+    phi = phase(t / 4 * (5 if official else 1))
+    own, others = (0.3, 0.5) if official else (0.5, 0.9)
+    own, others = options.get("omega_local", own), options.get("omega_global", others)
+    near, far = options.get("offset", 0.1) + own * (1 - phi), options.get("offset", 0.1) + others * phi
     near, far = {"full": (near, far), "kda": (near, 0.0), "cp": (0.0, 1.0), "base": (0.0, 0.0)}[variant]
+    how = options.get("pull", "class_means" if official else "mean")
 
     expected, gammas = [], []
     for k in range(len(SIZES)):
         def pull(f: Tensor, y: Tensor, k: int = k) -> Tensor:
-            to_own = F.mse_loss(f, exact[k][y], reduction="none").mean(1)
-            to_all = F.mse_loss(f, goals[y], reduction="none").mean(1) * known[y]
-            return (near * to_own + far * to_all).mean()
+            return near * pulled(how, f, y, exact[k], has[k]) + far * pulled(how, f, y, goals, known)
 
         row, fits = before[k].clone(), 1
         row[: len(theta)] = theta
         module = network(j, row)
-        if profile == "official" and variant != "base":
+        if official and variant != "base":
             train_client(module, batches(j, k, 1, 1), SGD(0.002), learn="body", loss=lambda f, z, y: pull(f, y))
             fits = 2
-        align = profile == "paper"
+        align = not official
         train_client(module, batches(j, k, fits, 2), SGD(0.05),
                      loss=lambda f, z, y, on=align: F.cross_entropy(z, y) + (pull(f, y) if on else 0.0))  # fmt: skip
         expected.append(layout.row(module))
-        shared = list(module.parameters() if profile == "official" else module.body.parameters())
+        shared = list(module.parameters() if official else module.body.parameters())
         gamma, part = 0.0, torch.from_numpy(j.site.parts["train"][k])
         for i in part.split(4):
             loss = F.cross_entropy(module(j.site.source.batch(i)), j.site.source.labels(i))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,20 +45,45 @@ def _cross_entropy(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:
     return F.cross_entropy(out.logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
 
 
-def align(prototypes: Tensor, present: Tensor, weight: float, rows: int, name: str = "align") -> Term:
+Pull = Literal["mean", "class_means", "printed"]
+
+
+def align(
+    prototypes: Tensor, present: Tensor, weight: float, rows: int, name: str = "align", pull: Pull = "mean"
+) -> Term:
     """Draw features towards the prototype of their class: weight * mean squared difference, own class only.
 
-    prototypes [K, C, F], or [C, F] for all `rows` clients alike; present (bool, [K, C] or [C]) says which exist."""
+    prototypes [K, C, F], or [C, F] for all `rows` clients alike; present (bool, [K, C] or [C]) says which exist.
+    `pull`: "class_means" adds up the means over each class of the batch, where "mean" takes that over all its samples;
+    "printed" is the squared distance to every prototype there is, whatever the sample's class (FedPKDA, eqs. 8, 9)."""
     if prototypes.dim() == 2:
         prototypes, present = prototypes.expand(rows, -1, -1), present.expand(rows, -1)
     strength = torch.full((rows,), weight, device=prototypes.device)
-    return Term(name, _align, {"prototypes": prototypes, "present": present, "weight": strength})
+    return Term(name, PULLS[pull], {"prototypes": prototypes, "present": present, "weight": strength})
 
 
 def _align(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:
     goal = given["prototypes"].gather(1, y.unsqueeze(-1).expand(-1, -1, out.features.shape[-1]))
     known = given["present"].gather(1, y).float() * given["weight"].unsqueeze(1)
     return (out.features - goal).square().mean(-1) * known
+
+
+def _align_class_means(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    counts = torch.ones_like(y, dtype=torch.bool) if out.valid is None else out.valid
+    alike = ((y.unsqueeze(2) == y.unsqueeze(1)) & counts.unsqueeze(1)).sum(2)  # samples of the class in the batch
+    return _align(out, y, given) * counts.sum(1, keepdim=True) / alike.clamp(min=1)  # the batch's mean is yet to come
+
+
+def _align_printed(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    has = given["present"].to(out.features.dtype).unsqueeze(2)
+    count = has.sum(1)  # [R, 1]
+    centre = (given["prototypes"] * has).sum(1, keepdim=True) / count.clamp(min=1).unsqueeze(2)
+    spread = ((given["prototypes"] - centre) * has).square().sum((1, 2)).unsqueeze(1)
+    far = count * (out.features - centre).square().sum(-1) + spread  # sum_k |f - p_k|^2
+    return far * given["weight"].unsqueeze(1)
+
+
+PULLS: dict[Pull, Value] = {"mean": _align, "class_means": _align_class_means, "printed": _align_printed}
 
 
 def guide(weight: Tensor, bias: Tensor) -> Term:

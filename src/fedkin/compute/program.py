@@ -28,10 +28,12 @@ from fedkin.layout import Layout
 
 @dataclass
 class Out:
-    """What a loss sees: features (the head's input) [R, B, F] and logits [R, B, C]."""
+    """What a loss sees: features (the head's input) [R, B, F], logits [R, B, C], and which samples of a padded batch
+    count [R, B] (none: all)."""
 
     features: Tensor
     logits: Tensor
+    valid: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,8 @@ def loss_of(work: Work, rows: int, compiled: bool = False) -> Loss:
         valid = torch.arange(batch, device=y.device) < size.unsqueeze(1)
         x = source.batch(flat, None if moves is None else moves.reshape(-1))
         out = forward(params, x, rows, Context(train, valid, noise, dtype, compiled))
-        return (total(terms, out, y, given) * valid).sum(1) / size.clamp(min=1)
+        seen = Out(out.features, out.logits, valid)
+        return (total(terms, seen, y, given) * valid).sum(1) / size.clamp(min=1)
 
     return loss
 

@@ -31,6 +31,13 @@ class FedPKDAOptions(PrototypeOptions):
     omega_global: float = option(0.9, "pull towards the global prototypes, growing", low=0)
     offset: float = option(0.1, "added to both pulls", low=0)
     phi_scale: float = option(1.0, "how far along the phase function the last round is", above=0)
+    first_t: int = option(1, "t of the first round in phi(t/T); 1: t/T is in (0, 1] (paper); 0: the authors' code",
+                          low=0, high=1)  # fmt: skip
+    pull: Literal["mean", "class_means", "printed"] = option(
+        "mean", "mean: squared difference to the prototype of the sample's class, mean over features and batch; "
+        "class_means: summed over the batch's classes (authors' code); printed: squared distance to the prototypes of "
+        "all classes (eqs. 8, 9)")
+    own_clip: bool = option(False, "a client's own prototypes are means of clipped features too (eq. 2)")
     variant: Literal["full", "base", "kda", "cp"] = option("full", "base: no pull; kda: own only; cp: global only, 1")
     align: Literal["loss", "before"] = option("loss", "align within the training loss, or in an epoch before it")
     align_lr: float = option(0.002, "learning rate of the epoch before", above=0)
@@ -52,8 +59,8 @@ class FedPKDA(Method):
     keeps = {"local": Keep("row")}  # the model after the last training
     profiles = {
         "paper": {}, "robust": {"cov": "diag", "gamma_clip": 5.0},
-        "official": {"omega_local": 0.3, "omega_global": 0.5, "phi_scale": 5.0, "align": "before", "share": "model",
-                     "senders": "all", "proto_cache": False},
+        "official": {"omega_local": 0.3, "omega_global": 0.5, "phi_scale": 5.0, "first_t": 0, "align": "before",
+                     "pull": "class_means", "share": "model", "senders": "all", "proto_cache": False},
     }  # fmt: skip
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
@@ -63,7 +70,7 @@ class FedPKDA(Method):
         self.spent = torch.zeros(len(fed.all), dtype=torch.float64)  # epsilon of each client so far
 
     def round(self, fed: Federation, cohort: Clients) -> None:
-        progress = (fed.round + 1) / fed.rounds
+        progress = (fed.round + self.options.first_t) / fed.rounds
         goals, known = self.theta.new_zeros(0, 0), self.present[0, :0]
         if self.pulls(progress)[1] > 0:
             goals, known = self.collect(fed, fed.alive if self.options.senders == "all" else cohort)
@@ -119,12 +126,12 @@ class FedPKDA(Method):
 
     def alignment(self, client: Cohort, goals: Tensor, known: Tensor, progress: float) -> list[Term]:
         """Eqs. 8, 9, 11. The client's own prototypes are exact and stay here."""
-        terms, (own, others) = [], self.pulls(progress)
+        o, terms, (own, others) = self.options, [], self.pulls(progress)
         if own > 0:
-            means, count = client.prototypes(client["local"])
-            terms.append(align(means, count > 0, own, len(client), "own prototypes"))
+            means, count = client.prototypes(client["local"], clip=o.bounded if o.own_clip else None)
+            terms.append(align(means, count > 0, own, len(client), "own prototypes", o.pull))
         if others > 0 and len(goals):
-            terms.append(align(spread(goals, known), known, others, len(client), "global prototypes"))
+            terms.append(align(spread(goals, known), known, others, len(client), "global prototypes", o.pull))
         return terms
 
     def fisher(self, client: Cohort, rows: Tensor) -> Tensor:
