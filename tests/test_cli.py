@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -458,6 +459,35 @@ def test_one_method() -> None:
     shown = call("methods", "fedrep").stdout
     for word in ("Collins et al.", "head_epochs", "a whole number of at least 1", "the head", "3.5 MB down"):
         assert word in shown
+
+
+DEPARTURES = {
+    "fedpkda": ["pull=printed", "own_clip=true", "three clients", "proto_cache=false", "offset", "fim=full"],
+    "co-pfl": ["aggregation=or_freeze", "scope=global", "ranking=exact", "bfloat16", "kT + t", "beta1"],
+    "pfedcs": ["teacher_gradient=true", "held fixed", "literal=true", "bias=true"],
+    "c-pfl": ["samples of the accepted", "committee_data=train", "on_empty", "Algorithm 3, line 8"],
+    "fedcap": ["not finite", "removal=flag", "eval_customise_all=true"],
+}
+
+
+@pytest.mark.parametrize("name", DEPARTURES)
+def test_a_method_says_where_it_departs_from_its_paper(name: str) -> None:
+    """Every departure is on the screen and in the JSON, and the options that undo one exist."""
+    shown, got = " ".join(call("methods", name).stdout.split()), answer("methods", name)
+    listed = got["departs"]
+    assert "not, or not only, what the paper prints" in shown
+    for word in DEPARTURES[name]:
+        assert word in shown
+        assert any(word in text for text in listed)
+    options = {o["name"] for o in got["options"]} | {"profile"}
+    assert all(" ".join(text.split()) in shown for text in listed)
+    assert {word for text in listed for word in re.findall(r"\b(\w+)=\w", text)} <= options
+    assert "`departs`" in (sys.modules[METHODS[name].__module__].__doc__ or "")
+
+
+def test_a_method_that_departs_from_nothing_says_nothing_of_it() -> None:
+    assert answer("methods", "fedavg")["departs"] == []
+    assert "what the paper prints" not in call("methods", "fedavg").stdout
 
 
 def test_one_model_and_one_partition() -> None:

@@ -108,6 +108,21 @@ def test_rounding_does_not_decide_which_coordinates_become_personal() -> None:
         assert grow(mask, shaken, layout, 0.25, 0.5, scope).equal(grow(mask, even, layout, 0.25, 0.5, scope))
 
 
+@pytest.mark.parametrize("scope", ["per_tensor_unmasked", "global"])
+def test_exact_ranking_takes_the_largest_changes_as_they_are(scope: Any) -> None:
+    """Eq. 6 to the last digit, where three digits leave ties."""
+    layout = Layout.of(nn.Sequential(nn.Linear(16, 16, bias=False)), "")
+    moved = 1 + 1e-4 * torch.rand(3, 256, generator=torch.Generator().manual_seed(3))
+    grown = grow(torch.zeros(3, 256, dtype=torch.bool), moved, layout, 0.25, 0.5, scope, exact=True)
+    for row, chosen in zip(moved.tolist(), grown, strict=True):
+        largest = sorted(range(256), key=lambda i, row=row: -row[i])[:64]  # type: ignore[misc]
+        assert chosen.nonzero().flatten().tolist() == sorted(largest)
+    rounded = grow(torch.zeros(3, 256, dtype=torch.bool), moved, layout, 0.25, 0.5, scope)
+    assert rounded.nonzero()[:, 1].view(3, -1).tolist() == [list(range(64))] * 3  # all ties: the first ones
+    one, two = (finished(job_of("co-pfl", {"ranking": r}, rounds=1, lr=0.01)) for r in ("rounded", "exact"))
+    assert not one.site.store.tensors["mask"].equal(two.site.store.tensors["mask"])
+
+
 def test_the_mean_of_a_coordinate_is_over_those_who_share_it() -> None:
     rows, shared, alpha = torch.randn(5, 40), torch.rand(5, 40) < 0.5, torch.rand(5)
     shared[:, 0], shared[:, 1], kept = False, True, torch.randn(40)

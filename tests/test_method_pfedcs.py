@@ -320,8 +320,9 @@ def test_the_first_round_averages_all() -> None:
     assert noted(job, "participants") == [list(range(8))]
 
 
+@pytest.mark.parametrize("through", [False, True])
 @pytest.mark.parametrize("rho", [0, 2])
-def test_a_client_trains_as_written_out(rho: int) -> None:
+def test_a_client_trains_as_written_out(rho: int, through: bool) -> None:
     """Eqs. 9-13 in plain PyTorch: tune the teacher under a fixed body, then learn from labels and from it."""
     torch.manual_seed(1)
     x, y = numbers(22, (6,), 5)
@@ -330,7 +331,7 @@ def test_a_client_trains_as_written_out(rho: int) -> None:
     client = bench.cohort(round=2, stream="learn")
     client["head"] = layout.head(start)
     body, teacher = layout.body(start[0]), layout.head(bench.starts(0.8)).flip(0)
-    method = PFedCS(PFedCSOptions(rho=rho, teacher_lr=0.2))
+    method = PFedCS(PFedCSOptions(rho=rho, teacher_lr=0.2, teacher_gradient=through))
     reply = method.learn(client, body=body, teacher=teacher)
     for k in range(3):
         tutor = bench.module(client.rows(body=body, head=teacher)[k])
@@ -340,7 +341,7 @@ def test_a_client_trains_as_written_out(rho: int) -> None:
         weight, bias = tutor.head.weight.detach(), tutor.head.bias.detach()
 
         def loss(features: Tensor, logits: Tensor, labels: Tensor, w: Tensor = weight, b: Tensor = bias) -> Tensor:
-            p = F.linear(features.detach(), w, b).softmax(1)
+            p = F.linear(features if through else features.detach(), w, b).softmax(1)
             kl = (p * (p.log() - logits.log_softmax(1))).sum(1).mean()
             return F.cross_entropy(logits, labels) + kl
 

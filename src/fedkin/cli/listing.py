@@ -36,8 +36,9 @@ TEXT: tuple[tuple[int, ...], int, int] = ((LENGTH,), 4, WORDS)
 def method_facts(name: str) -> dict[str, Any]:
     kind = METHODS[name]
     options = option_facts(kind.Options)
-    return {"name": name, "about": kind.about, "paper": kind.paper, "shares": kind.shares, "private": kind.private,
-            "eval_point": kind.eval_point, "holdout": kind.holdout, "options": options,
+    return {"name": name, "about": kind.about, "paper": kind.paper, "departs": list(kind.departs),
+            "shares": kind.shares, "private": kind.private, "eval_point": kind.eval_point, "holdout": kind.holdout,
+            "options": options,
             "profiles": {profile: dict(values) for profile, values in kind.profiles.items()}}  # fmt: skip
 
 
@@ -78,6 +79,11 @@ def show_method(name: str, model: str, as_json: bool) -> None:
     out.print(f"[bold {ACCENT}]{name}[/]  {facts['about']}\n", highlight=False)
     out.print(_doc(METHODS[name]), markup=False)
     _print_options(facts["options"], "Options (--set NAME=VALUE)")
+    if facts["departs"]:
+        out.print("Where this is not, or not only, what the paper prints:", style="bold")
+        for text in facts["departs"]:
+            out.print(f"- {text}", markup=False, highlight=False)
+        out.print()
     for profile, values in facts["profiles"].items():
         if values:
             out.print(f"--set profile={profile}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)

@@ -86,14 +86,21 @@ def _align_printed(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:
 PULLS: dict[Pull, Value] = {"mean": _align, "class_means": _align_class_means, "printed": _align_printed}
 
 
-def guide(weight: Tensor, bias: Tensor) -> Term:
+def guide(weight: Tensor, bias: Tensor, through: bool = False) -> Term:
     """Learn from a frozen linear classifier (weight [K, C, F], bias [K, C]) on the student's own features:
-    KL(teacher || student), the teacher's side detached."""
-    return Term("guide", _guide, {"weight": weight, "bias": bias})
+    KL(teacher || student), the teacher's side detached unless gradients go `through` it."""
+    return Term("guide", _guide_through if through else _guide, {"weight": weight, "bias": bias})
 
 
 def _guide(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-    features = out.features.detach()
+    return _divergence(out.features.detach(), out, given)
+
+
+def _guide_through(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    return _divergence(out.features, out, given)
+
+
+def _divergence(features: Tensor, out: Out, given: Mapping[str, Tensor]) -> Tensor:
     logits = torch.baddbmm(given["bias"].unsqueeze(1), features, given["weight"].transpose(1, 2))
     teacher = logits.log_softmax(-1)
     return (teacher.exp() * (teacher - out.logits.log_softmax(-1))).sum(-1)

@@ -47,6 +47,7 @@ class Method:
     Options: ClassVar[type[Any]] = NoOptions
     about: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    departs: ClassVar[tuple[str, ...]] = ()  # where the defaults are not what the paper prints, and which option is
     shares: ClassVar[str] = "model"  # what travels, in words
     private: ClassVar[str] = "nothing"  # what never does
     eval_point: ClassVar[EvalPoint] = "received"

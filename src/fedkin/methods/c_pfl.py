@@ -5,6 +5,7 @@ vouches for on its own hold-out data. The bar tau rises with a lower confidence 
 and has much data sits on the next committee. After the last round each client tunes its head.
 Trainers: body down, trained body up. Each committee member: the bodies it judges down, in an order that does not say
 who sent them; one accuracy a body up (`score=balanced`: right answers per class and body, and samples per class).
+Not only what is printed: what happens when nothing passes, who judges on what, who follows (`departs`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,16 @@ class CPFL(TunedAtTheEnd):
     Options = CPFLOptions
     about = "a shared body, averaged from what a committee of clients vouches for"
     paper = "Pan et al., JNCA 2025"
+    departs = (
+        "The average is divided by the samples of the accepted; eq. 5 divides by everybody's, which shrinks the body.",
+        "Members judge bodies under the common first head, on samples set aside for it; eq. 3 can be read as their "
+        "training data: committee_data=train.",
+        "When nothing passes, which the paper leaves open, tau falls to the round's lower bound: on_empty.",
+        "Seats go by contribution (Algorithm 3, line 8) to those who passed this round, then to those who ever did "
+        "(section 4.3: the verified); if these are too few, to old members, then to others.",
+        "The first tau, the size of the committee and alpha are not printed: 0, a tenth of the clients and 0.5 are "
+        "FedKin's. score=balanced and vote=median are FedKin's too.",
+    )
     profiles = {"paper": {}, "robust": {"score": "balanced", "vote": "median"}}
     holdout = 0.1
     tune_part: Learn = "head"

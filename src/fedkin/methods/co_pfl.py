@@ -7,6 +7,7 @@ not (COWA: score Gamma_n); the server averages what is shared by these scores (a
 Down: the model w, the weight Z behind each coordinate, the client's alpha_n in w (0: it was not in the last average).
 Up: the shared coordinates, the mask as bits, the score.
 Meant for small learning rates (paper: 1e-4) and local BatchNorm statistics (`--buffers local`).
+Not as printed: what is averaged, how weights are ranked, how Adam's bias is corrected (`departs`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class COPFLOptions:
     gamma: float = option(0.5, "largest share of personal weights", low=0, high=1)
     scope: Literal["per_tensor_unmasked", "global"] = option(
         "per_tensor_unmasked", "top p of what is still shared of each weight tensor, or of all weights (eq. 6)")
+    ranking: Literal["rounded", "exact"] = option(
+        "rounded", "changes are compared to three digits, ties by position, so that devices agree; or as they are")
     mask_every: int = option(1, "rounds between two mask updates", low=1)
     optimiser: Literal["mamo", "adam", "sgd"] = option("mamo", "two passes under masks, or one joint one")
     alternation: Literal["jacobi", "gauss_seidel"] = option(
@@ -51,6 +54,19 @@ class COPFL(Method):
     Options = COPFLOptions
     about = "personal weights by mask, the others averaged by contribution"
     paper = "arXiv 2510.20219, 2025"
+    departs = (
+        "A coordinate is averaged over those who share it. Algorithm 1 freezes it for all once it is personal to "
+        "anybody: aggregation=or_freeze.",
+        "A mask gains the top p of what is still shared of each weight tensor; biases stay shared. Eq. 6 takes the top "
+        "p of all weights: scope=global.",
+        "Changes are ranked by three digits (bfloat16), ties by position, because after few steps of Adam they are "
+        "nearly equal and rounding would decide; the paper ranks them as they are: ranking=exact.",
+        "Adam's bias correction counts the steps that a client has taken with a part's own moments; eq. 5a counts "
+        "kT + t, also for rounds in which it took none. The second moment decays by beta2; eq. 4b prints beta1.",
+        "What is taken out of the last average is the client's step of the round that made it; eq. 8 prints this "
+        "round's. A client that was not in it has nothing to take out, and compares its step with the way since its "
+        "last visit.",
+    )
     shares = "the weights outside the client's mask, the mask, a score"
     private = "the weights under the mask, both Adam memories"
     profiles = {"paper": {}, "robust": {"pred_clip": 2.0}}
@@ -91,7 +107,8 @@ class COPFL(Method):
         delta = start - trained
         score = self._contribution(client, model, z, alpha, client.model(delta))
         if client.round % o.mask_every == 0:
-            client["mask"] = grow(mask, delta.abs(), client.layout, o.p, o.gamma, o.scope)  # (6)
+            exact = o.ranking == "exact"
+            client["mask"] = grow(mask, delta.abs(), client.layout, o.p, o.gamma, o.scope, exact)  # (6)
         for m in ("u", "v") if o.transfer_moments else ():
             client[f"personal_{m}"] = client[f"shared_{m}"].where(client["mask"] & ~mask, client[f"personal_{m}"])
         client["own"], client["received"] = trained, model.expand(len(client), -1)

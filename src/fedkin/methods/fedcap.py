@@ -5,6 +5,7 @@ like k. Updates are calibrated against one reference, the global model w, so tha
 malicious clients away, who are removed for good, and so is who sends an update that is not finite. A personal model v_k
 is trained beside it, drawn to it, never sent.
 Down: w-hat_k. Up: the update d_k. A client absent in the last round first answers a collection: down w, up d_k.
+Where paper and authors' code differ, and which is followed: `departs`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ class FedCAP(Method):
     Options = FedCAPOptions
     about = "models customised by similar calibrated updates; long updates remove their client"
     paper = "Li et al., ACSAC 2024"
+    departs = (
+        "An update that is not finite removes its sender, as one that is too long does, also an honest client whose "
+        "training diverged once: the authors' code does so, the paper speaks of length alone.",
+        "Who is removed is asked no more, as the paper says; the authors' code lets them train on and drops their "
+        "updates: removal=flag.",
+        "Customised models are made for the clients of a round; the authors' code makes everybody's, for evaluation: "
+        "eval_customise_all=true.",
+        "When nobody is left, which the paper does not speak of, all models stay and the round notes an alarm.",
+    )
     private = "the personal model"
     outputs = ("output",)
     keeps = {"personal": Keep("row"), "has_personal": Keep((1,), "zeros")}

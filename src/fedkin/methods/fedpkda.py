@@ -6,6 +6,8 @@ prototypes p_G^k. In training, features are drawn to the client's own prototypes
 later. The body theta is averaged by gamma_i, the trace of each client's Fisher matrix; the head eta_i is private.
 Up: noised prototypes of the classes a client has, which those are, the size of the smallest; then theta_i, gamma_i.
 Down: theta, the global prototypes, which those are, and t/T. The noise buys little privacy: each round notes epsilon.
+Not as printed: the pull is to a sample's own class and by mean square, own prototypes are not clipped, global ones need
+three (`departs`).
 """
 
 from __future__ import annotations
@@ -54,6 +56,17 @@ class FedPKDA(Method):
     Options = FedPKDAOptions
     about = "features drawn to own and global prototypes under private heads"
     paper = "Zeng et al., AAAI 2026"
+    departs = (
+        "A feature is drawn to the prototype of its own class, by mean squared difference, as in the authors' code. "
+        "Eqs. 8 and 9 add up squared distances to the prototypes of all classes: pull=printed.",
+        "A client's own prototypes are means of features as they are (authors' code); eq. 2 clips them: own_clip=true.",
+        "A class has a global prototype if three clients sent one (authors' code); the paper names no least number. "
+        "Those sent in earlier rounds count too; this round's alone (Algorithm 1): proto_cache=false.",
+        "0.1, the paper's initial value, is added to both pulls (authors' code): offset. In eq. 11 it does not stand.",
+        "gamma_i is made of mini-batch gradients (authors' code); of the whole likelihood's: fim=full.",
+        "profile=official: every client aligns a copy of the model. In the authors' code the next client of a round "
+        "gets the one that the last has aligned, and there is one round more, at t/T = 1.",
+    )
     shares = "body, noised class prototypes"
     private = "the head, exact prototypes"
     keeps = {"local": Keep("row")}  # the model after the last training

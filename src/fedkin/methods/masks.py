@@ -25,12 +25,18 @@ def learnable(layout: Layout, device: torch.device) -> Tensor:
     return found
 
 
-def grow(mask: Tensor, moved: Tensor, layout: Layout, rate: float, budget: float, scope: Scope) -> Tensor:
+def grow(
+    mask: Tensor, moved: Tensor, layout: Layout, rate: float, budget: float, scope: Scope, exact: bool = False
+) -> Tensor:
     """Add the coordinates that moved most: mask bool [K, D], moved [K, D] (at least 0) to the larger mask.
 
     `per_tensor_unmasked`: of each weight tensor (biases stay shared) a share `rate` of what is still shared, at most
     floor(budget n) of its n coordinates in all. `global`: those of the `rate` d that moved most that are not in the
-    mask yet, at most floor(budget d) in all."""
+    mask yet, at most floor(budget d) in all.
+
+    Changes are compared to three digits (bfloat16) unless `exact`, ties broken by position: after few steps of Adam all
+    of them are about as large, and rounding, which differs between devices, must not decide."""
+    moved = moved if exact else moved.bfloat16()
     grown = mask.clone()
     if scope == "global":
         open_ = learnable(layout, mask.device)
@@ -48,14 +54,11 @@ def grow(mask: Tensor, moved: Tensor, layout: Layout, rate: float, budget: float
 
 
 def _add(mask: Tensor, moved: Tensor, top: Tensor, most: int) -> Tensor:
-    """The mask and, of each row's `top` coordinates, those that are new, the first ones first, until `most` are in.
-
-    Changes are compared to three digits (bfloat16), ties broken by position: after few steps of Adam all of them are
-    about as large, and rounding, which differs between devices, must not decide."""
+    """The mask and, of each row's `top` coordinates, those that are new, the first ones first, until `most` are in."""
     room = most - mask.sum(1)
     if not (room.minimum(top) > 0).any():  # sorting everything is what costs
         return mask
-    order = moved.bfloat16().sort(dim=1, descending=True, stable=True).indices
+    order = moved.sort(dim=1, descending=True, stable=True).indices
     new = ~mask.gather(1, order) & (torch.arange(mask.shape[1], device=mask.device) < top[:, None])
     new &= new.cumsum(1) <= room[:, None]
     return mask | torch.zeros_like(mask).scatter(1, order, new)

@@ -5,6 +5,7 @@ Clients with similar data grow similar heads. In the first stage the server comp
 a teacher from those near its own, and the client, once it has tuned the teacher to its data, learns from it beside
 its labels. From round beta on it is FedPer.
 Stage 1, down: the body, the client's teacher; up: the trained body and head. Stage 2: the body both ways.
+Not as printed: the teacher's side of the divergence passes no gradient on, weights sum to 1 (`departs`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class PFedCSOptions:
     beta: int = option(100, "the round from which on heads stay private (FedPer)", low=0)
     rho: int = option(1, "epochs a client tunes its teacher; 0: use it as it comes", low=0)
     teacher_lr: float | None = option(None, "learning rate of that tuning (eta_v); none: the clients' own", above=0)
+    teacher_gradient: bool = option(False, "the divergence (eq. 12) reaches the body through the teacher's side too")
     bias: bool = option(False, "compare the heads' biases too")
     literal: bool = option(False, "eq. 7 over the collaborators alone, then scaled to sum to 1")
     selection: Literal["adaptive", "none", "all", "random"] = option("adaptive", "whose heads make a teacher")
@@ -47,6 +49,16 @@ class PFedCS(FedPer):
     Options = PFedCSOptions
     about = "a shared body; similar heads teach each other"
     paper = "Wu et al., AAAI 2025"
+    departs = (
+        "The teacher's prediction in the divergence (eq. 12) is held fixed. It comes from the body that is being "
+        "trained, so that eq. 11 read to the letter passes gradients through it: teacher_gradient=true.",
+        "The weights of eq. 7 are made over the collaborators and the client itself, so that they sum to 1; over the "
+        "collaborators alone and then scaled: literal=true.",
+        "Heads are compared by the weights of all classes (the index c of the printed distance is free), without their "
+        "biases: bias=true.",
+        "In the first round, when all heads are the same, a teacher is the plain mean of everybody's.",
+        "lam and beta are not printed: 0.5 and 100 are FedKin's.",
+    )
     shares = "body, and the head before round beta"
     private = "the head from round beta on"
 
@@ -109,7 +121,8 @@ class PFedCS(FedPer):
             rows = client.fit(rows, learn="head", epochs=o.rho, opt=replace(opt, lr=o.teacher_lr or opt.lr))
         tensors, name = client.layout.tensors(rows), client.layout.head_name
         weight = tensors[f"{name}.weight"].clone()
-        return guide(weight, tensors.get(f"{name}.bias", weight.new_zeros(weight.shape[:2])).clone())
+        bias = tensors.get(f"{name}.bias", weight.new_zeros(weight.shape[:2])).clone()
+        return guide(weight, bias, o.teacher_gradient)
 
 
 def classifier(layout: Layout) -> tuple[int, int]:
