@@ -346,7 +346,8 @@ def test_one_attack_and_one_rule() -> None:
     assert got["changes"] == ["what they send"]
     assert "Baruch" in got["paper"]
     assert answer("attacks", "backdoor")["changes"] == ["what they train on", "what they send"]
-    assert {o["name"] for o in answer("rules", "rfa")["options"]} == {"iterations", "floor", "tolerance", "per_tensor"}
+    rfa = {o["name"] for o in answer("rules", "rfa")["options"]}
+    assert rfa == {"iterations", "floor", "tolerance", "weighted", "per_tensor"}
     assert [o["name"] for o in answer("rules", "fltrust")["options"]] == ["root", "first_tensor_only"]
     shown = call("rules", "bucketing").stdout
     for word in ("Karimireddy", "size", "a whole number of at least 1", "a rule's name", "--rule bucketing:OPTION="):
