@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from fedkin import rounds
 from fedkin.cli import app
+from fedkin.cli.flags import seeds_of
 from fedkin.config import Config
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS
@@ -40,6 +41,7 @@ LISTED = {
     "fedpkda": ["table1", "table2", "table3", "figure4"],
     "claims": ["fedcap-benign", "fedcap-fltrust", "fedcap-length", "co-pfl-baselines", "pfedcs-fedper",
                "pfedcs-blocks", "c-pfl-tuning", "c-pfl-flips", "c-pfl-figure4-flips", "c-pfl-noise", "fedpkda-fedper"],
+    "natural": ["ucihar", "wisdm51", "mnist", "rates"],
 }  # fmt: skip
 
 # typed from the papers by hand, apart from the files
@@ -235,7 +237,8 @@ right = ["*"]
         ('set = { method = "ditto" }', "", "no method"),
         ('attack = "sf"', 'attack = "sf"\npartition = "pathologic:2"', "pathologic"),
         ('left = "Ditto"', 'left = "Dito"', "unknown line 'Dito': did you mean 'Ditto'"),
-        ('right = ["*"]', "by = 1", "give right, or at_least"),
+        ('right = ["*"]', "by = 1", "give right, or at_least, or target"),
+        ('right = ["*"]', "target = 80", "target needs within"),
         ('name = "storm"', 'name = "storm"\nratio_to = "Nobody"', "refers to 'Nobody'"),
         ('name = "storm"', 'name = "storm"\nratio_to = "FedAvg"\ndrop_from = "calm"', "exclude each other"),
     ],
@@ -631,14 +634,15 @@ def test_a_training_that_is_judged_in_several_ways_is_done_once(
 
 
 def outcome(*points: tuple[int, float, float], **facts_: float) -> Outcome:
-    made = tuple(Point(r, False, micro, micro - 1, 0.5, r * 2**20 * 3, s) for r, micro, s in points)
+    made = tuple(Point(r, False, micro, micro - 1, 0.5, r * 2**20 * 3, s, micro - 20) for r, micro, s in points)
     return Outcome("id", {"rounds": 10}, made, facts_, 1.0, "cpu", "fp32", "received", "x", "abc")
 
 
 def test_metrics_read_what_they_say() -> None:
     run = outcome((5, 70.0, 10.0), (10, 82.0, 18.0), (15, 81.0, 26.0), dacc=90.0)
-    values = {"micro": 81.0, "macro": 80.0, "best_micro": 82.0, "best_untuned": 82.0, "best_macro": 81.0,
-              "rounds_to:80": 10.0, "seconds": 1.6, "down_mib": 3.0, "train_loss": 0.5, "dacc": 90.0}  # fmt: skip
+    values = {"micro": 81.0, "macro": 80.0, "worst_decile": 61.0, "best_micro": 82.0, "best_untuned": 82.0,
+              "best_macro": 81.0, "rounds_to:80": 10.0, "seconds": 1.6, "down_mib": 3.0, "train_loss": 0.5,
+              "dacc": 90.0}  # fmt: skip
     assert {name: value_of(run, name) for name in values} == pytest.approx(values)
     assert math.isnan(value_of(run, "rounds_to:95"))
     tuned = replace(run, points=(*run.points, replace(run.points[-1], final=True, micro=90.0)))
@@ -650,6 +654,9 @@ def test_metrics_read_what_they_say() -> None:
 def test_an_outcome_survives_the_ledger() -> None:
     run = replace(outcome((1, 50.0, 1.0)), facts={"dacc": 1.0})
     assert Outcome.from_dict(json.loads(json.dumps({**run.to_dict(), "wall": 2.0}))) == replace(run, wall=2.0)
+    before = run.to_dict()
+    del before["points"][0]["worst"]  # a line from before the worst-served tenth was kept
+    assert math.isnan(Outcome.from_dict(before).points[0].worst)
     for broken in ({}, [], {**run.to_dict(), "points": []}, {**run.to_dict(), "points": [{"round": 1}]}):
         with pytest.raises(DataError):
             Outcome.from_dict(broken)
@@ -691,7 +698,7 @@ def test_rankings_and_claims(mini: Paper) -> None:
     good = filled(mini, {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 88.5, ("Ditto", "storm"): 77.0})
     assert compare.rankings(good) == [
         {"line": "calm", "methods": 2, "ours": "Ditto", "paper": "Ditto", "agrees": True, "level": False,
-         "tau": 1.0}
+         "mixed": False, "tau": 1.0}
     ]
     (verdict,) = compare.verdicts(good)
     assert (verdict["holds"], verdict["held"], verdict["of"], verdict["unknown"]) == (True, 1, 1, 1)
@@ -735,7 +742,8 @@ def test_a_best_method_that_is_a_point_behind_is_level(mini: Paper) -> None:
 def test_the_page_sums_up_each_paper_and_counts_repeated_numbers_once(mini: Paper) -> None:
     one = filled(mini, {("FedAvg", "calm"): 51.5, ("Ditto", "calm"): 88.5, ("Ditto", "storm"): 77.0})
     for i, cell in enumerate(one["cells"]):
-        cell["values"] = [float(i)]
+        cell["values"] = [float(i)] * 3
+        cell["seeds"] = [0, 1, 2]
     gaps = [compare.difference(c) for c in compare.comparable(one)]
     assert sorted(round(abs(g), 2) for g in gaps if g is not None) == [1.5, 1.5, 3.0]
     assert "Where the papers hold" not in render.results_page([one])
@@ -743,7 +751,192 @@ def test_the_page_sums_up_each_paper_and_counts_repeated_numbers_once(mini: Pape
     page = render.results_page([one, {**one, "table": "again"}])
     assert page.count("- **mini**: holds in part.") == 1
     assert "**2 of 3** numbers that can be compared are close to the paper's (67 %)" in page
-    assert "| mini | 2 of 3 | 1.5 points | 2 of 2 |" in page
+    assert "| mini | 2 of 3 | 2 | 0 | 0 | 0 | 0 | 1.5 points | 2 of 2 |" in page
+
+
+def hand_made() -> dict[str, Any]:
+    """Thirteen numbers of every kind: what is counted, and how, can be seen by looking at them."""
+    base = {"metric": "micro", "unit": "%", "lower": False, "paper": 50.0, "ours": 51.0, "std": 1.0, "reading": "",
+            "seeds": [0, 1, 2], "values": [50.0, 51.0, 52.0], "note": "", "judged": "as received",
+            "row": "r"}  # fmt: skip
+    kinds: list[dict[str, Any]] = [
+        {"settings": "a"},  # strict
+        {"settings": "a"},  # the same number, printed once more
+        {"settings": "b"},  # another one that has the same value: strict
+        {"settings": "a", "metric": "macro"},  # and another metric of the same runs: strict
+        {"settings": "c", "reading": "it fits"},  # chosen
+        {"settings": "d", "reading": "it fits", "seeds": [0], "values": [51.0], "std": None},  # chosen
+        {"settings": "e", "std": 3.4},  # standard error 1.96: strict
+        {"settings": "f", "std": 3.5},  # standard error 2.02: by chance
+        {"settings": "g", "seeds": [0, 1], "values": [50.0, 52.0]},  # few seeds
+        {"settings": "h", "lower": True, "paper": 1.5, "ours": 0.1},  # nothing is lost
+        {"settings": "i", "lower": True, "paper": 2.5, "ours": 1.5},  # something is: strict
+        {"settings": "l", "since": ["steps are longer"]},  # older
+        {"settings": "j", "ours": 60.0},  # far
+        {"settings": "k", "ours": 60.0, "reading": "it does not fit either"},  # far
+    ]
+    cells = [{**base, "column": str(i), **kind} for i, kind in enumerate(kinds)]
+    return {"paper": "mini", "kind": "table", "cells": cells}
+
+
+def test_numbers_are_counted_by_the_rule_that_the_page_states() -> None:
+    record = hand_made()
+    other = {**record, "paper": "another", "cells": record["cells"][:1]}
+    assert [c["settings"] for c in compare.distinct([record])] == list("abacdefghiljk")
+    assert len(compare.distinct([record, record])) == 13
+    assert len(compare.distinct([record, other])) == 14  # another paper's number is another number
+    found = compare.count(compare.distinct([record]))
+    wanted = {"chosen": 2, "nothing": 1, "chance": 1, "few": 1, "older": 1, "strict": 5, "sound": 6}
+    assert found == compare.Count(compared=13, close=11, **wanted)
+    assert render.in_short([record]).startswith("11 of 13 numbers within two points of the papers; 5 of these count")
+
+
+def test_a_loss_that_does_not_occur_is_told_from_a_small_one() -> None:
+    loss = {"metric": "micro", "unit": "%", "lower": True}
+    for paper, ours, nothing in ((1.5, 1.0, True), (1.5, 1.01, False), (1.0, 0.2, False), (1.5, -0.9, True)):
+        assert compare.nothing_lost({**loss, "paper": paper, "ours": ours}) == nothing
+    assert not compare.nothing_lost({**loss, "lower": False, "paper": 1.5, "ours": 0.1})
+    assert not compare.nothing_lost({**loss, "metric": "fpr", "paper": 1.5, "ours": 0.1})  # a rate, not a loss
+
+
+def test_of_a_number_that_is_repeated_the_one_with_most_seeds_counts() -> None:
+    record = hand_made()
+    once = {**record["cells"][0], "seeds": [0], "values": [99.0], "ours": 99.0, "note": "why"}
+    (cell,) = compare.distinct([{**record, "cells": [once, record["cells"][0]]}])
+    assert cell["seeds"] == [0, 1, 2]
+
+
+def test_a_reading_chosen_after_measuring_is_marked_where_it_is_used(mini: Paper) -> None:
+    text = MINI.replace('name = "calm"', 'name = "calm"\nreading = "the quiet one"')
+    noted = text + '[[table.cell]]\nrow = "Ditto"\ncolumn = "storm"\nreading = "the loud one"\n'
+    table = parse(noted, "mini.toml").tables[0]
+    assert [c.reading for c in table.cells] == ["the quiet one", "", "the quiet one", "the loud one"]
+    everywhere = parse(MINI.replace('metric = "micro"', 'metric = "micro"\nreading = "all"', 1), "mini.toml").tables[0]
+    assert {c.reading for c in everywhere.cells} == {"all"}
+    record = filled(parse(noted, "mini.toml"), {("FedAvg", "calm"): 51.0, ("FedAvg", "storm"): 9.0,
+                                                ("Ditto", "calm"): 80.0, ("Ditto", "storm"): 80.0})  # fmt: skip
+    page = render.results_page([record])
+    assert "Reading chosen after measuring (calm): the quiet one." in page
+    assert "- mini: the quiet one (a table, calm: 1 of 2 close)" in page
+    assert "2 under a reading chosen after measuring because it fits" in page.replace("\n", " ")
+
+
+def test_chosen_readings_of_the_papers() -> None:
+    """Those that replaced another one after a number had missed; what the words or the code decide is none."""
+    chosen = {(paper, t.name, c.row, c.column) for paper in NAMES for t in load_paper(paper).tables for c in t.cells
+              if c.reading}  # fmt: skip
+    assert ("c-pfl", "table6", "CIFAR-10", "10 epochs") in chosen
+    assert ("c-pfl", "table3", "C-PFL", "practical CIFAR10") not in chosen
+    assert {c for p, t, r, c in chosen if (p, t, r) == ("fedcap", "table4", "1 customised")} == {
+        "LIE", "Min-Max", "Min-Sum", "IPM"}  # fmt: skip
+    assert {c for p, t, r, c in chosen if (p, t, r) == ("fedcap", "table4", "3 customised, calibrated")} == {
+        "Min-Max", "Min-Sum", "IPM"}  # fmt: skip
+    assert {r for p, t, r, _ in chosen if (p, t) == ("fedpkda", "table1")} == {"Ditto", "FedPKDA"}
+    assert not [c for c in chosen if c[0] in ("pfedcs", "co-pfl") or c[:2] == ("fedcap", "table1")]
+    for record in render.read_all(ROOT / "results"):
+        for cell in record["cells"]:
+            if "eval_point=after_local" in cell["note"] and record["table"] == "table4":
+                assert cell["reading"], f"{cell['row']}, {cell['column']}: the second way of judging counts"
+
+
+def test_numbers_in_words_come_from_the_tables() -> None:
+    record = {**hand_made(), "table": "t"}
+    assert render.told("{close:t} and {close:t:3}: {ours:t:r:12}", [record]) == "12 of 14 and 1 of 1: 60.0"
+    for wrong in ("{close:u}", "{close:t:nobody}", "{ours:t:r:99}"):
+        with pytest.raises(DataError, match="no such cell"):
+            render.told(wrong, [record])
+    record["cells"][12]["ours"] = None
+    assert render.told("{close:t:12}, {ours:t:r:12}", [record]) == "0 of 0, –"
+    assert not render.NUMBER.search(render.results_page(render.read_all(ROOT / "results")))
+
+
+def test_the_readme_says_what_the_results_are() -> None:
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert render.in_short(render.read_all(ROOT / "results")) in readme
+
+
+# ------------------------------------------------------------ when models are judged
+
+
+@pytest.mark.parametrize(
+    ("paper", "table", "row", "column", "point"),
+    [
+        ("fedpkda", "table1", "FedPKDA", "Cifar100 beta=0.3 P=0.2", "as received"),
+        ("fedpkda", "table1", "FedAvg-P", "Cifar100 beta=0.3 P=0.2", "as the last round left them"),
+        ("fedpkda", "table1", "Ditto", "Cifar100 beta=0.3 P=0.2", "as received, by the shared model"),
+        ("fedpkda", "table1", "FedBABU", "Cifar100 beta=0.3 P=0.2", "tuned at the end for 10 epochs"),
+        ("fedpkda", "table1", "FedAS", "Cifar100 beta=0.3 P=0.2", ""),  # not there yet
+        ("fedcap", "table1", "CIFAR-10 SF", "Median", "after local training"),
+        ("fedcap", "table1", "CIFAR-10 SF", "FedCAP",
+         "as received, by the better of personalised and customised model"),
+        ("fedcap", "table3", "CIFAR-10 DAcc", "SF", ""),  # not of models
+        ("fedcap", "table4", "1 customised", "LIE", "the better of as received and after local training"),
+        ("c-pfl", "table6", "CIFAR-10", "0 epochs", "as received"),
+        ("claims", "c-pfl-figure4-flips", "shared C-PFL", "0 %", "before the tuning at the end"),
+        ("claims", "co-pfl-baselines", "FedPer", "CIFAR10", "as received"),
+    ],
+)  # fmt: skip
+def test_every_cell_knows_when_its_models_are_judged(
+    paper: str, table: str, row: str, column: str, point: str
+) -> None:
+    cell = load_paper(paper).table(table).cell(row, column)
+    assert cell is not None
+    assert compare.judged(cell) == point
+
+
+def test_a_table_says_when_its_models_are_judged_and_rows_that_differ_say_so() -> None:
+    alike = filled(parse(MINI, "mini.toml"), {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 88.0})
+    assert "Evaluation point: as received." in render.markdown(alike)
+    assert "| FedAvg |" in render.markdown(alike)
+    assert compare.verdicts(alike)[0]["mixed"] == 0
+    text = MINI.replace('set = { method = "fedavg" }', 'set = { method = "fedavg", eval_point = "after_local" }')
+    apart = filled(parse(text, "mini.toml"), {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 88.0})
+    said = "Evaluation points differ: after local training (FedAvg); as received (Ditto)."
+    written = render.markdown(apart)
+    assert said in written.replace("\n", " ")
+    assert "| FedAvg *(after local training)* | " in written
+    assert "1 of 1 comparisons, 1 at one seed, 1 between different evaluation points, 1 not measured" in " ".join(
+        written.split())
+    page = render.html([apart])
+    assert said in page
+    assert "<th>FedAvg<small>after local training</small></th>" in page
+    assert [v["mixed"] for v in compare.verdicts(apart)] == [1]
+    assert [r["mixed"] for r in compare.rankings(apart)] == [True]
+    assert "methods are judged at different points in 1 of them" in " ".join(written.split())
+
+
+def test_every_measured_accuracy_has_its_point() -> None:
+    for record in render.read_all(ROOT / "results"):
+        for cell in compare.measured(record):
+            assert bool(cell["judged"]) == METRICS[cell["metric"].partition(":")[0]].judged
+        if any(c["judged"] for c in compare.measured(record)):
+            assert "Evaluation point" in render.evaluation(record)
+
+
+def test_a_tree_that_was_changed_is_said_at_its_numbers(mini: Paper) -> None:
+    for made_by, said in (("03f45132f0b5+", True), ("03f45132f0b5", False), ("aaaaaaa, bbbbbbb+", True)):
+        record = filled(mini, {("FedAvg", "calm"): 51.0}, commit=made_by)
+        assert ("changes that are in no commit" in render.markdown(record)) == said
+
+
+def test_a_claim_tests_what_its_words_say() -> None:
+    """Within so much of a number: on both sides; the paper's own score and FedKin's are two claims."""
+    text = MINI.replace('right = ["*"]', 'target = 90.0\nwithin = 2.0\nwhere = ["calm"]')
+    for ours, holds in ((88.0, True), (92.0, True), (87.9, False), (92.1, False)):
+        record = filled(parse(text, "mini.toml"), {("Ditto", "calm"): ours})
+        assert compare.verdicts(record)[0]["holds"] is holds
+    for name in NAMES:
+        for table in load_paper(name).tables:
+            for check in table.checks:
+                if "within two points of" in check.says and not check.right:
+                    assert check.target is not None
+                    assert f"{check.target:.2f}" in check.says
+                if check.left == "C-PFL balanced":
+                    assert "balanced score" in check.says
+    flips = render.read(ROOT / "results" / "claims" / "c-pfl-flips.json")
+    found = {v["says"]: v["holds"] for v in compare.verdicts(flips)}
+    assert [holds for says, holds in found.items() if says.startswith("with the paper's score")] == [False, False]
+    assert [holds for says, holds in found.items() if says.startswith("with FedKin's balanced")] == [True, True]
 
 
 def test_a_claim_that_is_known_not_to_hold_says_what_came_out(tmp_path: Path) -> None:
@@ -856,7 +1049,7 @@ def test_saving_keeps_what_was_measured_before(tmp_path: Path, monkeypatch: pyte
     save("PFedCS", 90.0)
     both = save("FedPer", 89.0)
     assert [c["ours"] for c in both["cells"]] == [90.0, 89.0]
-    assert "**yes** (1 of 1)" in render.results_page(render.read_all(tmp_path))
+    assert "**yes** (1 of 1, 1 at one seed)" in render.results_page(render.read_all(tmp_path))
     assert [c["ours"] for c in save("PFedCS", 88.0)["cells"]] == [88.0, 89.0]
     monkeypatch.setattr(render, "load_paper", lambda name: explained if name == "claims" else load_paper(name))
     text = (files("fedkin.papers") / "claims.toml").read_text()
@@ -1002,6 +1195,19 @@ def test_a_change_says_what_and_where(entry: str, error: str) -> None:
         parse(MINI.replace("[named.hostile]", f"{entry}[named.hostile]"), "mini.toml")
 
 
+def test_the_command_of_a_cell_names_its_seeds(mini: Paper) -> None:
+    for seeds, text in (([0], "1"), ([0, 1, 2], "3"), ([100], "100,"), ([0, 2], "0,2"), ([1, 2], "1,2")):
+        assert compare.seeds_text(seeds) == text
+        assert seeds_of(text, 0) == seeds
+    cell = mini.tables[0].cells[0]
+    assert compare.command(mini.tables[0], cell, [100]).endswith("--seeds 100,")
+    some = {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 51.0}
+    record = filled(mini, some, seeds=[100])
+    for i, measured in enumerate(compare.measured(record)):
+        measured["command"] = str(i)
+    assert "Again: `fedkin reproduce mini t --seeds 100,`" in render.markdown(record)
+
+
 def test_a_note_is_the_tables_own_and_what_the_runs_said() -> None:
     noted = MINI + '[[table.cell]]\nrow = "Ditto"\ncolumn = "calm"\nnote = "the reason; found"\n'
     paper = parse(noted, "mini.toml")
@@ -1055,6 +1261,7 @@ def test_quick_runs_mark_every_number(shell: Any, tmp_path: Path) -> None:
     assert "4 runs, all done before" in again.stderr
     assert "mean nothing" in again.stdout
     assert "85.60" in again.stdout
+    assert "Evaluation point: as received, by the better of personalised and customised model." in again.stdout
 
 
 def test_the_plan_says_what_cannot_be_run_and_runs_nothing(shell: Any, tmp_path: Path) -> None:
@@ -1067,6 +1274,14 @@ def test_the_plan_says_what_cannot_be_run_and_runs_nothing(shell: Any, tmp_path:
     assert (quickly["runs"], quickly["trainings"]) == (5, 1)  # the same digits stand in for all three
     assert quickly["seconds"] > 0
     assert not (tmp_path / "runs").exists()
+
+
+def test_several_tables_are_named_with_commas(shell: Any) -> None:
+    plan = json.loads(shell("fedpkda", "table2,figure4", "--plan", "--json").stdout)["plan"]
+    assert [t["table"] for t in plan["tables"]] == ["table2", "figure4"]
+    wrong = shell("fedpkda", "table2,figure5", "--plan")
+    assert wrong.exit_code == 2
+    assert "unknown table of fedpkda" in wrong.stderr
 
 
 def test_wrong_words_are_answered(shell: Any) -> None:
@@ -1096,6 +1311,7 @@ def test_a_paper_of_ones_own_and_its_results(shell: Any, tmp_path: Path) -> None
     assert done.exit_code == 0, done.output
     assert "±" in done.stdout
     assert "2 cells: 2 rounds, 2 seeds" in done.stdout
+    assert "Evaluation point: as received." in done.stdout
 
 
 def test_the_page_is_made_by_one_command(tmp_path: Path) -> None:
@@ -1105,6 +1321,18 @@ def test_the_page_is_made_by_one_command(tmp_path: Path) -> None:
     assert target.read_text() == (ROOT / "RESULTS.md").read_text()
     render.write_results_page(tmp_path, target)
     assert "0 of 0" in target.read_text()
+
+
+def test_pages_are_made_where_little_or_nothing_is_measured(shell: Any, tmp_path: Path) -> None:
+    (tmp_path / "results" / "fedpkda").mkdir(parents=True)
+    name = Path("fedpkda") / "table3.json"
+    (tmp_path / "results" / name).write_text((ROOT / "results" / name).read_text())
+    done = shell("--render", "--save", tmp_path / "results")
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert "- **fedpkda**: 0 of 0 numbers of Table 1" in page
+    assert "**c-pfl**" not in page
+    assert "not measured yet" in (tmp_path / "natural.md").read_text()
 
 
 def test_a_folder_without_rounds_is_no_outcome(mini: Paper, tmp_path: Path) -> None:

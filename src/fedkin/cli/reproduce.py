@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedkin.rounds import Event
 
 MOST_REASONS = 8
+TIMING = 60.0  # seconds at most that rounds are timed for, where only a plan is asked for
 
 
 @command("reproduce", """
@@ -36,8 +37,12 @@ MOST_REASONS = 8
     fedkin reproduce pfedcs --quick
     """, LOOK)  # fmt: skip
 def reproduce(
-    paper: Annotated[str | None, typer.Argument(metavar="[PAPER]", help="A paper, or claims; none: list them.")] = None,
-    table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="One of its tables; none: all.")] = None,
+    paper: Annotated[
+        str | None, typer.Argument(metavar="[PAPER]", help="A paper, claims or natural; none: list them.")
+    ] = None,
+    table: Annotated[
+        str | None, typer.Argument(metavar="[TABLE,...]", help="One of its tables, or several; none: all.")
+    ] = None,
     rows: Annotated[
         str | None, typer.Option("--rows", metavar="A,B,...", help="Only these rows, or groups of rows.")
     ] = None,
@@ -69,7 +74,7 @@ def reproduce(
         str | None, typer.Option("--save", metavar="DIR", help="Put the numbers into DIR/PAPER/TABLE.json.")
     ] = None,
     render: Annotated[
-        bool, typer.Option("--render", help="Make RESULTS.md anew from the files in results (or --save DIR).")
+        bool, typer.Option("--render", help="Make RESULTS.md and docs/natural.md from results (or --save DIR).")
     ] = False,
     markdown: Annotated[
         str | None, typer.Option("--markdown", metavar="FILE", help="Write the tables as Markdown.")
@@ -100,7 +105,7 @@ def reproduce(
     if quick and save:
         raise UsageError("--quick numbers mean nothing and are not saved: leave out --quick or --save")
     found = _paper(paper)
-    tables = [found.table(table)] if table else list(found.tables)
+    tables = [found.table(name) for name in _words(table)] or list(found.tables)
     chosen = _cells(tables, _words(rows), _words(cols))
     data = Data(data_dir, download)
     where = {"device": device, "precision": precision, "data_dir": data_dir, "runs_dir": runs_dir}
@@ -108,7 +113,7 @@ def reproduce(
     made = make_plan(found, chosen, numbers, data, small=quick, settings=_checked(where))
     ledger = Ledger(runs_dir, data)
     todo = open_runs(made, ledger, again)
-    estimate = _calibrated(todo, data, ledger, budget)
+    estimate = _calibrated(todo, data, ledger, budget, plan)
     at_once = together or _together(device)
     facts = _plan_facts(made, todo, estimate, budget, at_once, jobs)
     if not json or not plan:
@@ -184,19 +189,23 @@ def _list(json: bool) -> None:
 
 
 def _render(folder: str) -> None:
-    from fedkin.papers.render import refresh, write_results_page
+    from fedkin.papers.render import refresh, write_natural_page, write_results_page
 
     if not Path(folder).is_dir():
         raise UsageError(f"{folder}: no such folder; results are put there by fedkin reproduce ... --save {folder}")
     paths = refresh(folder)
-    page = write_results_page(folder, Path(folder).resolve().parent / "RESULTS.md")
-    messages().print(f"{len(paths)} files in {escape(folder)} brought up to date, {escape(str(page))} written")
+    beside = Path(folder).resolve().parent
+    docs = beside / "docs" if (beside / "docs").is_dir() else beside
+    pages = (write_results_page(folder, beside / "RESULTS.md"), write_natural_page(folder, docs / "natural.md"))
+    written = " and ".join(escape(str(page)) for page in pages)
+    messages().print(f"{len(paths)} files in {escape(folder)} brought up to date, {written} written")
 
 
 # ------------------------------------------------------------ the plan
 
 
-def _calibrated(todo: Sequence[Config], data: Data, ledger: Ledger, budget: float | None) -> Estimate:
+def _calibrated(todo: Sequence[Config], data: Data, ledger: Ledger, budget: float | None, asked: bool) -> Estimate:
+    """`asked`: the time is what somebody wants to know; else it must not take much of the run's own."""
     from fedkin.papers.plan import calibrate
     from fedkin.papers.reproduce import device_name
     from fedkin.rounds import pick_device
@@ -204,7 +213,8 @@ def _calibrated(todo: Sequence[Config], data: Data, ledger: Ledger, budget: floa
     out = messages()
     here = device_name(str(pick_device(todo[0].device))) if todo else ""
     known = [o for o in ledger.outcomes if o.device == here]
-    limit = 60.0 if budget is None else min(60.0, 6.0 * budget)
+    most = TIMING if asked else TIMING / 4
+    limit = most if budget is None else min(most, 6.0 * budget)
     with out.status("timing a round of each kind of run ...") as status:
         return calibrate(todo, data, known, limit, lambda c: status.update(f"timing {escape(_name(c))} ..."))
 
@@ -381,8 +391,10 @@ def _print_record(record: dict[str, Any]) -> None:
     cells = {(c["row"], c["column"]): c for c in record["cells"]}
     columns = [c["title"] for c in record["columns"] if any(k[1] == c["title"] for k in cells)]
     title = record["title"] + (" (quick: the numbers mean nothing)" if record["quick"] else "")
-    made: Drawn = drawn(escape(title), "", *map(escape, columns), right=[escape(c) for c in columns],
-                        caption="ours ± std over seeds; below it the paper's number and the difference")  # fmt: skip
+    heads = {c: escape(_with_point(record, "column", c)) for c in columns}
+    beside = "; below it the paper's number and the difference" * any(c["paper"] is not None for c in cells.values())
+    made: Drawn = drawn(escape(title), "", *heads.values(), right=list(heads.values()),
+                        caption=f"ours ± std over seeds{beside}")  # fmt: skip
     for row in (r["title"] for r in record["rows"] if any(k[0] == r["title"] for k in cells)):
         shown = []
         for column in columns:
@@ -394,8 +406,10 @@ def _print_record(record: dict[str, Any]) -> None:
             gap = render.signed(difference(cell), cell["unit"])
             colour = {True: "green", False: "red", None: "default"}[close(cell)]
             shown.append(f"[{colour}]{render.ours_of(cell)}[/]\n[dim]{paper} {gap}[/]")
-        made.add_row(escape(row), *shown)
+        made.add_row(escape(_with_point(record, "row", row)), *shown)
     out = screen()
+    if render.evaluation(record):
+        out.print(escape(render.evaluation(record)), soft_wrap=True)
     out.print(made)
     facts = summary(record)
     if facts["compared"]:
@@ -403,3 +417,10 @@ def _print_record(record: dict[str, Any]) -> None:
     for text in render.remarks(record):
         out.print(escape(text.replace("**", "").replace("`", "")), soft_wrap=True)
     out.print()
+
+
+def _with_point(record: dict[str, Any], axis: str, title: str) -> str:
+    from fedkin.papers.render import point_at
+
+    point = point_at(record, axis, title)
+    return f"{title} ({point})" if point else title

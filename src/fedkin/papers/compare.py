@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedkin.config import NOT_IDENTITY, Config
@@ -21,6 +21,9 @@ Look = Callable[[Config], Outcome | None]
 POINTS, SHARE = 2.0, 0.2  # what counts as close: points of a percentage, else a share of the paper's number
 TIE = 0.05  # numbers this close are equal when best methods are compared: tables print two digits
 LEVEL = 1.0  # points between two methods that a few seeds do not tell apart
+SEEDS = 3  # so many at least make a number that counts strictly
+JUDGED = {"received": "as received", "after_local": "after local training",
+          "last_round": "as the last round left them"}  # fmt: skip
 NOT_RUN = "not run yet"
 CHOICE = re.compile(r"best of \d+: [^;]*")  # in a note: which of several settings the number belongs to
 FAILED = re.compile(r"failed: .*")  # and which runs are missing
@@ -45,11 +48,37 @@ def outline(paper: Paper, table: Table) -> Record:
     """A table without its cells."""
     return {
         "paper": paper.name, "paper_title": paper.title, "cite": paper.cite, "paper_about": paper.about,
-        "paper_found": paper.found, "table": table.name, "title": table.title, "kind": table.kind,
-        "about": table.about, "methods": table.methods,
+        "paper_found": paper.found, "paper_settled": list(paper.settled),
+        "table": table.name, "title": table.title, "kind": table.kind,
+        "about": table.about, "common": common(table) if table.kind == "comparison" else "", "methods": table.methods,
         "rows": [_line(r) for r in table.rows], "columns": [_line(c) for c in table.columns],
         "checks": [asdict(c) for c in table.checks], "quick": False, "cells": [],
     }  # fmt: skip
+
+
+COMMON = ("data", "partition", "clients", "participation", "model", "rounds", "epochs", "batch", "optimiser", "lr")
+
+
+def common(table: Table) -> str:
+    """The settings that all cells of a table share, and the options in which its rows leave the methods' own."""
+    rows: dict[str, list[Config]] = {}
+    for cell in table.cells:
+        rows.setdefault(cell.row, []).extend(cell.variants)
+    all_ = [config for configs in rows.values() for config in configs]
+    shared = [f"{key}={_word(getattr(all_[0], key))}" for key in COMMON
+              if len({getattr(config, key) for config in all_}) == 1]  # fmt: skip
+    own = [f"{row} {', '.join(f'{k}={v}' for k, v in configs[0].options.items() if _all_have(configs, k, v))}"
+           for row, configs in rows.items()
+           if any(_all_have(configs, k, v) for k, v in configs[0].options.items())]  # fmt: skip
+    return f"Settings: {', '.join(shared)}. Options that are not the methods' own: {'; '.join(own) or 'none'}."
+
+
+def _all_have(configs: Sequence[Config], key: str, value: Any) -> bool:
+    return all(key in c.options and c.options[key] == value for c in configs)
+
+
+def _word(value: Any) -> str:
+    return "all" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _line(line: Line) -> dict[str, str]:
@@ -61,7 +90,8 @@ def empty(table: Table, cell: Cell, why: str = "") -> Record:
     return {
         "row": cell.row, "column": cell.column, "metric": cell.metric, "unit": _unit(cell), "lower": _lower(cell),
         "paper": published(table, cell), "ours": None, "std": None, "seeds": [], "values": [], "rounds": None,
-        "command": "", "commit": "", "device": "", "settings": settings_of(cell),
+        "command": "", "commit": "", "device": "", "settings": settings_of(cell), "judged": judged(cell),
+        "reading": cell.reading,
         "note": why or cell.missing or NOT_RUN,
     }  # fmt: skip
 
@@ -90,6 +120,40 @@ def changed_since(paper: Paper, cell: Cell, record: Record) -> list[str]:
         if change.touches(cell) and (made_by & change.made_by or (then and record["settings"] == settings_of(then))):
             found.append(change.what)
     return found
+
+
+def judged(cell: Cell) -> str:
+    """When, and by which of its models, a cell's clients are judged; empty where no model is."""
+    from fedkin.methods import METHODS
+
+    if not metric_of(cell.metric).judged or any(v.method not in METHODS for v in cell.variants):
+        return ""
+    found = [_judged(cell.metric, v) for v in cell.variants]
+    when = list(dict.fromkeys(w for w, _ in found))
+    by = list(dict.fromkeys(m for _, m in found if m))
+    text = when[0] if len(when) == 1 else f"the better of {' and '.join(when)}"
+    if not by or (len(by) == 1 and not _chosen_output(cell.variants[0])):
+        return text
+    return f"{text}, by the {by[0]} model" if len(by) == 1 else f"{text}, by the better of {' and '.join(by)} model"
+
+
+def _judged(metric: str, config: Config) -> tuple[str, str]:
+    """When the models of a run are judged, and which of a method's several."""
+    from fedkin.methods import METHODS
+
+    settings = spelled_out(config)
+    tuned, which = int(settings.get("finetune_epochs", 0)), [str(settings[n]) for n in METHODS[config.method].outputs]
+    if tuned and metric == "best_untuned":
+        return "before the tuning at the end", ", ".join(which)
+    when = f"tuned at the end for {tuned} epochs" if tuned else JUDGED[settings["eval_point"]]
+    return when, ", ".join(which)
+
+
+def _chosen_output(config: Config) -> bool:
+    """Whether a run is judged by another of the method's models than usual."""
+    from fedkin.methods import METHODS
+
+    return any(name in config.options for name in METHODS[config.method].outputs)
 
 
 def joined(*notes: str) -> str:
@@ -201,9 +265,15 @@ def _apart(planned: Planned, best: int) -> str:
 
 def command(table: Table, cell: Cell, seeds: Sequence[int], quick: bool = False) -> str:
     """What to type to get a cell."""
-    plain = list(seeds) == list(range(len(seeds)))
     words = f"fedkin reproduce {table.paper} {table.name} --rows {_quoted(cell.row)} --cols {_quoted(cell.column)}"
-    return f"{words} --seeds {len(seeds) if plain else ','.join(map(str, seeds))}{' --quick' if quick else ''}"
+    return f"{words} --seeds {seeds_text(seeds)}{' --quick' if quick else ''}"
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Seeds as `--seeds` takes them: how many from 0 on, or which; a comma behind one that is not 0."""
+    if list(seeds) == list(range(len(seeds))):
+        return str(len(seeds))
+    return ",".join(map(str, seeds)) + "," * (len(seeds) == 1)
 
 
 def _quoted(text: str) -> str:
@@ -226,6 +296,27 @@ def _is_reference(cell: Record) -> bool:
     return bool(cell["unit"] == "times" and cell["paper"] == 1.0 and cell["ours"] == 1.0)
 
 
+def repeated(record: Record, cell: Record) -> tuple[Any, ...]:
+    """What makes two cells one number that a paper prints twice: the same settings, metric and printed number. That two
+    values happen to be equal does not."""
+    return (record["paper"], cell["settings"], cell["metric"], cell["paper"])
+
+
+def distinct(records: Iterable[Record]) -> list[Record]:
+    """The cells that can be compared, a number that a paper repeats once: with most seeds, then with its note."""
+    found: dict[tuple[Any, ...], Record] = {}
+    for record in records:
+        for cell in comparable(record):
+            key = repeated(record, cell)
+            if key not in found or _worth(cell) > _worth(found[key]):
+                found[key] = cell
+    return list(found.values())
+
+
+def _worth(cell: Record) -> tuple[int, bool]:
+    return len(cell["seeds"]), bool(cell["note"])
+
+
 def difference(cell: Record) -> float | None:
     return None if cell["ours"] is None or cell["paper"] is None else float(cell["ours"] - cell["paper"])
 
@@ -235,13 +326,70 @@ def close(cell: Record) -> bool | None:
     gap = difference(cell)
     if gap is None or cell.get("quick") or _is_reference(cell):
         return None
-    allowed = POINTS if cell["unit"] == "%" else SHARE * abs(cell["paper"])
-    return abs(gap) <= allowed + 1e-9
+    return abs(gap) <= tolerance(cell) + 1e-9
+
+
+def tolerance(cell: Record) -> float:
+    return POINTS if cell["unit"] == "%" else SHARE * abs(float(cell["paper"]))
+
+
+def by_chance(cell: Record) -> bool:
+    """Whether the seeds are too far apart for their mean to be close or not: its standard error is beyond what counts
+    as close."""
+    return cell["std"] is not None and cell["std"] / math.sqrt(len(cell["seeds"])) > tolerance(cell)
+
+
+def nothing_lost(cell: Record) -> bool:
+    """Whether the paper's loss does not occur here: the paper prints more than a point, ours is no more than one, which
+    a few seeds do not tell from none. A small loss is close to none without anything being reproduced."""
+    is_loss = cell["lower"] and not metric_of(cell["metric"]).lower
+    return bool(is_loss and cell["unit"] == "%" and abs(cell["ours"]) <= LEVEL < cell["paper"])
+
+
+def sound(cell: Record) -> bool:
+    """Whether a comparison counts strictly: the reading of the paper was fixed before measuring, there are three seeds
+    and they lie near each other, there is something to reproduce, and nothing that can move it has changed since."""
+    few = len(cell["seeds"]) < SEEDS
+    return not (cell["reading"] or few or by_chance(cell) or nothing_lost(cell) or cell.get("since"))
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many of some numbers are close. `close` = `chosen` + `nothing` + `chance` + `few` + `older` + `strict`."""
+
+    compared: int
+    close: int
+    chosen: int  # close under a reading chosen after measuring
+    nothing: int  # close to a loss that does not occur here
+    chance: int  # close in the mean of seeds that are far apart
+    few: int  # close with fewer than three seeds
+    older: int  # close as made before a change that can move it
+    strict: int
+    sound: int  # close or not, as many as could have counted strictly
+
+
+def count(cells: Sequence[Record]) -> Count:
+    hits = [c for c in cells if close(c)]
+    kinds = [_kind(c) for c in hits]
+    kept = ("chosen", "nothing", "chance", "few", "older", "strict")
+    chosen, nothing, chance, few, older, strict = map(kinds.count, kept)
+    return Count(len(cells), len(hits), chosen, nothing, chance, few, older, strict, sum(map(sound, cells)))
+
+
+def _kind(cell: Record) -> str:
+    if cell["reading"]:
+        return "chosen"
+    if nothing_lost(cell):
+        return "nothing"
+    if by_chance(cell):
+        return "chance"
+    return "few" if len(cell["seeds"]) < SEEDS else "older" if cell.get("since") else "strict"
 
 
 def rankings(record: Record) -> list[dict[str, Any]]:
     """For every line across the methods (and group of them): whether the best method is the paper's, else whether that
-    one is level with ours, and Kendall's tau, over the methods that have both numbers. Only where there are two."""
+    one is level with ours, whether all are judged at the same point, and Kendall's tau, over the methods that have both
+    numbers. Only where there are two."""
     if record["methods"] == "none":
         return []
     found = []
@@ -255,7 +403,8 @@ def rankings(record: Record) -> list[dict[str, Any]]:
         agrees = ours[best[1]] >= ours[best[0]] - TIE
         level = not agrees and _level(both[best[0]], both[best[1]])
         found.append({"line": place, "methods": len(both), "ours": best[0], "paper": best[1], "agrees": agrees,
-                      "level": level, "tau": kendall(list(ours.values()), list(theirs.values()))})  # fmt: skip
+                      "level": level, "mixed": len({c["judged"] for c in both.values()}) > 1,
+                      "tau": kendall(list(ours.values()), list(theirs.values()))})  # fmt: skip
     return found
 
 
@@ -289,23 +438,30 @@ def _sign(x: float) -> int:
 
 
 def verdicts(record: Record) -> list[dict[str, Any]]:
-    """Each check of the table: in how many of its comparisons it holds, and where it does not."""
+    """Each check of the table: in how many of its comparisons it holds, where it does not, and how many of them are at
+    one seed (`single`), between models judged at different points (`mixed`) or of a reading chosen after measuring
+    (`chosen`)."""
     return [_verdict(record, check) for check in record["checks"]]
 
 
 def _verdict(record: Record, check: Mapping[str, Any]) -> dict[str, Any]:
-    held, broken, level, unknown_ = 0, [], 0, 0
+    held, broken, level, unknown_, single, mixed, chosen = 0, [], 0, 0, 0, 0, 0
     for place, left, right in _compared(record, check):
         if left["ours"] is None or (right is not None and right["ours"] is None):
             unknown_ += 1
-        elif _holds(check, left, right):
+            continue
+        single += min(len(c["seeds"]) for c in (left, right or left)) == 1
+        chosen += any(c["reading"] for c in (left, right or left))
+        mixed += right is not None and left["judged"] != right["judged"]
+        if _holds(check, left, right):
             held += 1
         else:
             broken.append(place)
             level += right is not None and not check["by"] and _level(left, right)
     tested = held + len(broken)
     return {"says": check["says"], "held": held, "of": tested, "unknown": unknown_, "broken": broken,
-            "level": level, "holds": None if not tested else not broken, "found": check.get("found", "")}  # fmt: skip
+            "level": level, "single": single, "mixed": mixed, "chosen": chosen,
+            "holds": None if not tested else not broken, "found": check.get("found", "")}  # fmt: skip
 
 
 def _compared(record: Record, check: Mapping[str, Any]) -> Iterator[tuple[str, Record, Record | None]]:
@@ -316,7 +472,7 @@ def _compared(record: Record, check: Mapping[str, Any]) -> Iterator[tuple[str, R
         left = cells.get(check["left"]) or next((c for c in cells.values() if check["left"] == c["row"]), None)
         if left is None:
             continue
-        if check["at_least"] is not None:
+        if not check["right"]:
             yield place, left, None
             continue
         wanted = [n for n in cells if cells[n] is not left] if "*" in check["right"] else check["right"]
@@ -326,6 +482,8 @@ def _compared(record: Record, check: Mapping[str, Any]) -> Iterator[tuple[str, R
 
 
 def _holds(check: Mapping[str, Any], left: Record, right: Record | None) -> bool:
+    if right is None and check.get("target") is not None:
+        return bool(abs(left["ours"] - check["target"]) <= check["within"] + 1e-9)
     if right is None:
         return bool(left["ours"] >= check["at_least"] - 1e-9)
     gap = left["ours"] - right["ours"]
@@ -342,6 +500,7 @@ def summary(record: Record) -> dict[str, Any]:
         "cells": len(record["cells"]), "measured": len(measured(record)), "compared": len(both),
         "close": sum(bool(close(c)) for c in both),
         "lines": len(ranks), "best_agrees": sum(r["agrees"] for r in ranks),
-        "best_level": sum(r["level"] for r in ranks), "tau": sum(taus) / len(taus) if taus else None,
+        "best_level": sum(r["level"] for r in ranks), "best_mixed": sum(r["mixed"] for r in ranks),
+        "tau": sum(taus) / len(taus) if taus else None,
         "checks": len([c for c in checks if c["holds"] is not None]), "hold": sum(c["holds"] is True for c in checks),
     }  # fmt: skip

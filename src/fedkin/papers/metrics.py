@@ -25,6 +25,7 @@ class Point:
     train_loss: float
     bytes_down: int
     seconds: float
+    worst: float = float("nan")  # accuracy of the worst-served tenth of the clients
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Outcome:
         try:
             points = tuple(
                 Point(int(p["round"]), bool(p["final"]), _number(p["micro"]), _number(p["macro"]),
-                      _number(p["train_loss"]), int(p["bytes_down"]), _number(p["seconds"]))
+                      _number(p["train_loss"]), int(p["bytes_down"]), _number(p["seconds"]), _number(p.get("worst")))
                 for p in raw["points"]
             )  # fmt: skip
             facts = {str(k): _number(v) for k, v in raw["facts"].items()}
@@ -83,6 +84,7 @@ class Metric:
     unit: str
     about: str
     lower: bool = False  # less is better
+    judged: bool = True  # of models: it depends on when, and by which of its models, a client is judged
     timed: bool = False  # means something only if the run had its device to itself
 
 
@@ -90,10 +92,10 @@ METRICS: dict[str, Metric] = {}
 
 
 def metric(
-    name: str, unit: str, about: str, lower: bool = False, timed: bool = False
+    name: str, unit: str, about: str, lower: bool = False, judged: bool = True, timed: bool = False
 ) -> Callable[[Callable[[Outcome, str], float]], Callable[[Outcome, str], float]]:
     def add(read: Callable[[Outcome, str], float]) -> Callable[[Outcome, str], float]:
-        METRICS[name] = Metric(read, unit, about, lower, timed)
+        METRICS[name] = Metric(read, unit, about, lower, judged, timed)
         return read
 
     return add
@@ -129,6 +131,11 @@ def _macro(o: Outcome, _: str) -> float:
     return o.points[-1].macro
 
 
+@metric("worst_decile", "%", "mean of the worst-served tenth of the clients, last round")
+def _worst_decile(o: Outcome, _: str) -> float:
+    return o.points[-1].worst
+
+
 @metric("best_micro", "%", "accuracy over all test samples, best round")
 def _best_micro(o: Outcome, _: str) -> float:
     return max((p.micro for p in o.points if not math.isnan(p.micro)), default=float("nan"))
@@ -149,7 +156,7 @@ def _rounds_to(o: Outcome, target: str) -> float:
     return next((float(p.round) for p in o.points if p.micro >= float(target)), float("nan"))
 
 
-@metric("seconds", "s", "seconds per round, without the first evaluated ones", lower=True, timed=True)
+@metric("seconds", "s", "seconds per round, without the first evaluated ones", lower=True, judged=False, timed=True)
 def _seconds(o: Outcome, _: str) -> float:
     points = [p for p in o.points if not p.final]
     if len(points) < 2:
@@ -157,19 +164,19 @@ def _seconds(o: Outcome, _: str) -> float:
     return (points[-1].seconds - points[0].seconds) / (points[-1].round - points[0].round)
 
 
-@metric("down_mib", "MiB", "MiB sent to the clients per round", lower=True)
+@metric("down_mib", "MiB", "MiB sent to the clients per round", lower=True, judged=False)
 def _down(o: Outcome, _: str) -> float:
     points = [p for p in o.points if not p.final]
     return points[-1].bytes_down / points[-1].round / 2**20 if points else float("nan")
 
 
-@metric("train_loss", "loss", "training loss, last round", lower=True)
+@metric("train_loss", "loss", "training loss, last round", lower=True, judged=False)
 def _train_loss(o: Outcome, _: str) -> float:
     return o.points[-1].train_loss
 
 
 def _fact(name: str, unit: str, about: str, lower: bool = False) -> None:
-    metric(name, unit, about, lower)(lambda o, _: o.facts.get(name, float("nan")))
+    metric(name, unit, about, lower, judged=False)(lambda o, _: o.facts.get(name, float("nan")))
 
 
 _fact("dacc", "%", "clients rightly taken for benign or malicious")

@@ -132,9 +132,10 @@ def from_result(
 ) -> Outcome:
     """`config`: as it was asked for, whose identity is the run's."""
     points = tuple(
-        Point(r.round, r.final, r.accuracy.micro, r.accuracy.macro, r.train_loss, r.bytes_down, r.seconds)
+        Point(r.round, r.final, r.accuracy.micro, r.accuracy.macro, r.train_loss, r.bytes_down, r.seconds,
+              r.accuracy.worst_decile)
         for r in result.history
-    )
+    )  # fmt: skip
     found = result.detection
     notes = [(n.round, n.name, _values(n.value)) for n in result.notes if n.name in _ASKED]
     traces = Traces(notes, None if found is None else asdict(found.overall), _hostile(config, len(result.per_client)),
@@ -152,7 +153,7 @@ def from_folder(run: RunFolder, config: Config, data: Data) -> Outcome:
     points = tuple(
         Point(int(rounds["round"][i]), bool(rounds["final"][i]), _float(rounds["micro"][i]),
               _float(rounds["macro"][i]), _float(rounds["train_loss"][i]), int(rounds["bytes_down"][i] or 0),
-              _float(rounds["seconds"][i]))
+              _float(rounds["seconds"][i]), _float(rounds["worst_decile"][i]))
         for i in order
     )  # fmt: skip
     if not points:

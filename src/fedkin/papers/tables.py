@@ -5,7 +5,10 @@ A file is one paper: `[settings]` for all its tables, `[named.X]` sets that rows
 say enough, `[[table.cell]]`. Settings are those of `fedkin run`; `options` holds a table for each method. Later ones
 win: the file's, the table's, those used by the row and the column, then what row, column and cell set themselves. In
 `use`, {group} is the row's group; in `rule`, {malicious} is the share of malicious clients. `best_of` lists settings of
-which the best counts. A number is what the paper prints; "?": the paper draws it only, we run it; "-": no such cell.
+which the best counts. `reading` says how the paper is read where that was chosen after measuring, because it fits:
+numbers under such a reading are counted apart; readings that were changed because the paper's words or the authors'
+code say so stand in the paper's `settled`. A number is what the paper prints; "?": the paper draws it only, we run it;
+"-": no such cell.
 
 `[[changed]]` says what FedKin does otherwise since some numbers of a paper were made (`Changed`).
 
@@ -28,17 +31,19 @@ from fedkin.config import Config, make_config
 from fedkin.errors import DataError, UsageError, unknown
 from fedkin.papers.metrics import METRICS, metric_of
 
-NAMES = ("c-pfl", "pfedcs", "fedcap", "co-pfl", "fedpkda", "claims")
+NATURAL = "natural"
+NAMES = ("c-pfl", "pfedcs", "fedcap", "co-pfl", "fedpkda", "claims", NATURAL)
 NO_DATA = "data not available"
 Axis = Literal["rows", "columns", "none"]
 
-PAPER_KEYS = {"name", "title", "cite", "about", "found", "settings", "named", "changed", "table"}
-TABLE_KEYS = {"name", "title", "kind", "about", "metric", "methods", "settings", "missing", "ratio_to", "drop_from",
-              "row", "column", "cell", "check"}  # fmt: skip
-LINE_KEYS = {"group", "name", "use", "set", "metric", "missing", "note", "best_of", "ratio_to", "drop_from"}
-CELL_KEYS = {"row", "column", "set", "metric", "missing", "note", "best_of"}
+PAPER_KEYS = {"name", "title", "cite", "about", "found", "settled", "settings", "named", "changed", "table"}
+TABLE_KEYS = {"name", "title", "kind", "about", "metric", "methods", "settings", "missing", "reading", "ratio_to",
+              "drop_from", "row", "column", "cell", "check"}  # fmt: skip
+LINE_KEYS = {"group", "name", "use", "set", "metric", "missing", "note", "reading", "best_of", "ratio_to",
+             "drop_from"}  # fmt: skip
+CELL_KEYS = {"row", "column", "set", "metric", "missing", "note", "reading", "best_of"}
 CHANGED_KEYS = {"what", "where", "made_by", "was"}
-CHECK_KEYS = {"says", "left", "right", "by", "at_least", "within", "where", "found"}
+CHECK_KEYS = {"says", "left", "right", "by", "at_least", "target", "within", "where", "found"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +66,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Check:
-    """What must hold along the methods: `left` above (`by` points), or within so much of, every one of `right`; or
-    `at_least` so much. In the lines `where` (titles, after the methods' group if only one is meant); everywhere if
-    empty. Of metrics where less is better, below. `found`: what came out where it is known not to hold."""
+    """What must hold along the methods: `left` above (`by` points), or `within` so much of, every one of `right`; or
+    `at_least` so much; or `within` so much of `target`. In the lines `where` (titles, after the methods' group if only
+    one is meant); everywhere if empty. Of metrics where less is better, below. `found`: what came out where it is known
+    not to hold."""
 
     says: str
     left: str
@@ -73,6 +79,7 @@ class Check:
     within: float | None = None
     where: tuple[str, ...] = ()
     found: str = ""
+    target: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +95,7 @@ class Cell:
     note: str
     ratio_to: str = ""  # the cell is a multiple of the one of this method
     drop_from: str = ""  # the cell is what is lost against the one in this line
+    reading: str = ""  # how the paper is read, where that was chosen after measuring
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +103,7 @@ class Table:
     paper: str
     name: str
     title: str
-    kind: Literal["table", "claim"]
+    kind: Literal["table", "claim", "comparison", "choice"]
     about: str
     methods: Axis
     rows: tuple[Line, ...]
@@ -149,7 +157,8 @@ class Changed:
 
 @dataclass(frozen=True, eq=False)
 class Paper:
-    """`found`: what came out of it here, in a few sentences."""
+    """`found`: what came out of it here, in a few sentences. `settled`: readings that were changed after a number was
+    measured, but that the paper's words or the authors' code decide."""
 
     name: str
     title: str
@@ -158,6 +167,7 @@ class Paper:
     found: str
     tables: tuple[Table, ...]
     changed: tuple[Changed, ...] = ()
+    settled: tuple[str, ...] = ()
 
     def table(self, name: str) -> Table:
         wanted = name.lower().replace(" ", "")
@@ -228,7 +238,8 @@ def parse(text: str, where: str) -> Paper:
     _unique([t.name for t in read], f"{where}: table")
     about, found = (" ".join(str(raw.get(key, "")).split()) for key in ("about", "found"))
     changed = tuple(_changed(entry, f"{where}: changed") for entry in raw.get("changed", []))
-    return Paper(paper, _text(raw, "title", where), _text(raw, "cite", where), about, found, read, changed)
+    settled = tuple(" ".join(str(text).split()) for text in raw.get("settled", []))
+    return Paper(paper, _text(raw, "title", where), _text(raw, "cite", where), about, found, read, changed, settled)
 
 
 def _changed(raw: Any, where: str) -> Changed:
@@ -250,8 +261,8 @@ def _table(raw: Any, paper: str, base: Mapping[str, Any], named: Mapping[str, An
     if methods not in ("rows", "columns", "none"):
         raise DataError(f"{where}: methods = {methods!r}: accepts rows, columns, none")
     kind = raw.get("kind", "table")
-    if kind not in ("table", "claim"):
-        raise DataError(f"{where}: kind = {kind!r}: accepts table, claim")
+    if kind not in ("table", "claim", "comparison", "choice"):
+        raise DataError(f"{where}: kind = {kind!r}: accepts table, claim, comparison, choice")
     columns = [_line(c, f"{where}: column", LINE_KEYS) for c in raw.get("column", [])]
     rows = [_line(r, f"{where}: row", LINE_KEYS | {"numbers"}) for r in raw.get("row", [])]
     if not rows or not columns:
@@ -331,6 +342,7 @@ def _cell(
     tries: list[dict[str, Any]] = next((part["best_of"] for part in layers if "best_of" in part), [{}])
     missing = next((str(part["missing"]) for part in layers if "missing" in part), "")
     note = "; ".join(str(part["note"]) for part in (row.raw, column.raw, extra) if "note" in part)
+    reading = "; ".join(str(part["reading"]) for part in (table, row.raw, column.raw, extra) if "reading" in part)
     variants: list[Config] = []
     for attempt in tries:
         try:
@@ -343,7 +355,7 @@ def _cell(
     if all(refer.values()):
         raise DataError(f"{at}: ratio_to and drop_from exclude each other")
     return Cell(row.title, column.title, None if number == "?" else float(number), metric, tuple(variants), missing,
-                note, **refer)  # fmt: skip
+                note, reading=reading, **refer)  # fmt: skip
 
 
 def _used(row: Line, column: Line, named: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
@@ -447,11 +459,14 @@ def _checks(
         for name in places:
             if name not in elsewhere:
                 raise DataError(f"{where}: check {says!r}: {unknown('line', name, elsewhere)}")
-        if bool(right) == ("at_least" in entry):
-            raise DataError(f"{where}: check {says!r}: give right, or at_least")
-        least, within = entry.get("at_least"), entry.get("within")
-        yield Check(says, left, right, float(entry.get("by", 0.0)), None if least is None else float(least),
-                    None if within is None else float(within), places, str(entry.get("found", "")))  # fmt: skip
+        if bool(right) + ("at_least" in entry) + ("target" in entry) != 1:
+            raise DataError(f"{where}: check {says!r}: give right, or at_least, or target")
+        least, target, within = (None if entry.get(k) is None else float(entry[k])
+                                 for k in ("at_least", "target", "within"))  # fmt: skip
+        if target is not None and within is None:
+            raise DataError(f"{where}: check {says!r}: target needs within: how near counts")
+        yield Check(says, left, right, float(entry.get("by", 0.0)), least, within, places, str(entry.get("found", "")),
+                    target)  # fmt: skip
 
 
 def _keys(raw: Mapping[str, Any], known: set[str], where: str) -> None:
