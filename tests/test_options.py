@@ -67,6 +67,25 @@ def test_values_that_are_not_meant_are_refused_with_what_is(name: str, value: ob
     assert f"{name}={value!r}" in str(error.value)
 
 
+def test_only_an_option_that_says_so_may_be_infinite() -> None:
+    @dataclass(frozen=True)
+    class Bounds:
+        rate: float = option(0.1, "how fast", above=0)
+        bound: float = option(1.0, "at most", above=0, infinite=True)
+        levels: tuple[float, ...] = option((0.5,), "levels")
+        share: float | None = option(None, "which share", low=0)
+
+    assert validated(Bounds, {"bound": "inf"}).bound == float("inf")
+    assert "or inf" in next(d.accepts for d in describe(Bounds) if d.name == "bound")
+    for name, value in (("rate", "inf"), ("rate", float("inf")), ("rate", "1e999"), ("bound", "nan"), ("bound", "-inf"),
+                        ("levels", "0.5,nan"), ("levels", [float("inf")]), ("share", "inf"), ("share", "nan")):  # fmt: skip
+        with pytest.raises(UsageError, match="must be finite"):
+            validated(Bounds, {name: value})
+    for name in ("lr", "quantity_skew", "weight_decay"):
+        with pytest.raises(UsageError, match="must be finite"):
+            make_config({name: "inf"})
+
+
 def test_types_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     validated(Schema, {"count": 2})
     monkeypatch.setattr("fedkin.options.get_type_hints", lambda schema: 1 / 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ T = TypeVar("T")
 
 
 def option(
-    default: Any, help: str, *, low: float | None = None, high: float | None = None, above: float | None = None
-) -> Any:
-    """A dataclass field with its help and range: low <= value <= high, or value > above."""
-    meta = {"help": help, "low": low, "high": high, "above": above}
+    default: Any, help: str, *, low: float | None = None, high: float | None = None, above: float | None = None,
+    infinite: bool = False,
+) -> Any:  # fmt: skip
+    """A dataclass field with its help and range: low <= value <= high, or value > above; `infinite`: inf means
+    something (no bound, say), where otherwise only finite numbers do."""
+    meta = {"help": help, "low": low, "high": high, "above": above, "infinite": infinite}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=meta)
     return dataclasses.field(default=default, metadata=meta)
@@ -74,8 +77,12 @@ def _convert(name: str, kind: Any, value: Any, field: dataclasses.Field[Any]) ->
         except (TypeError, ValueError):
             continue
         low, high, above = (field.metadata.get(k) for k in ("low", "high", "above"))
+        for number in converted if isinstance(converted, tuple) else (converted,):
+            endless = number == math.inf and field.metadata.get("infinite")
+            if isinstance(number, float) and not math.isfinite(number) and not endless:
+                raise UsageError(f"{name}={value!r}: accepts {accepted}, and it must be finite")
         if isinstance(converted, int | float) and not isinstance(converted, bool):
-            if converted != converted or (low is not None and converted < low):
+            if low is not None and converted < low:
                 raise refuse
             if (high is not None and converted > high) or (above is not None and not converted > above):
                 raise refuse
@@ -143,7 +150,7 @@ def _accepts(field: dataclasses.Field[Any], kind: Any) -> str:
         span = f" above {above}" + (f" up to {high}" if high is not None else "")
     elif high is not None:
         span = f" up to {high}"
-    return " or ".join(words) + span
+    return " or ".join(words) + span + (", or inf" if field.metadata.get("infinite") else "")
 
 
 def _type_name(kind: Any) -> str:

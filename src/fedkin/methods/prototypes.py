@@ -38,7 +38,7 @@ def phase(s: float) -> float:
 class PrototypeOptions:
     """How class means are made before they may leave a client, what that costs in privacy, and what they become."""
 
-    clip: float = option(1.0, "bound on features before noise is added", above=0)
+    clip: float = option(1.0, "bound on features before noise is added; inf: none", above=0, infinite=True)
     clip_kind: Literal["value", "l2"] = option("value", "what is bounded: each value, or a feature vector's length")
     nonnegative: bool = option(False, "features come from a ReLU: clip to [0, clip]; the smaller range costs less")
     noise: float = option(0.1, "scale b of the Laplace noise on each number of a prototype", low=0)
