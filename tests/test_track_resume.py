@@ -57,16 +57,19 @@ def only_run(where: Path) -> RunFolder:
     return RunFolder.open(folder)
 
 
+TIMES = ("seconds", "training", "evaluating", "writing", "wall", "times")
+
+
 def without_time(value: Any) -> Any:
     """Facts of a run but for seconds and where it lies."""
     if isinstance(value, dict):
-        return {k: without_time(v) for k, v in value.items() if k not in ("seconds", "run", "runs_dir")}
+        return {k: without_time(v) for k, v in value.items() if k not in (*TIMES, "run", "runs_dir")}
     return [without_time(v) for v in value] if isinstance(value, list) else value
 
 
 def tables(run: RunFolder) -> dict[str, Any]:
     names = ("rounds", "clients", "exchanges", "traffic", "events", "notes")
-    return {n: {c: v for c, v in run.table(n).items() if c != "seconds"} for n in names}
+    return {n: {c: v for c, v in run.table(n).items() if c not in TIMES} for n in names}
 
 
 def rows_of(result: Result) -> Tensor:

@@ -292,7 +292,7 @@ class Cohort:
             tape=site.tape if training.precision == "fp32" else None,
         )  # fmt: skip
         losses = site.chooser.train(work)
-        self.losses = losses[-clients:]
+        self.losses = losses[-clients:].nan_to_num(nan=torch.inf, posinf=torch.inf)  # NaN is for not trained at all
         trained = [rows[m * clients : (m + 1) * clients] for m in range(len(models))]
         if layout.buffers_policy == "local" and layout.size("buffers"):
             self["buffers"] = trained[-1][:, layout.columns("buffers")]

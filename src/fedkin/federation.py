@@ -20,6 +20,7 @@ from fedkin.compute import keys
 from fedkin.errors import FedKinError
 
 MAX_REPLY_BYTES = 2 << 30
+NOT_FINITE = "values that are not finite"  # in the reason of a reply that is refused for it
 
 
 class Clients(Sequence[int]):
@@ -288,6 +289,7 @@ class Federation:
         self.exchanges: list[Exchange] = []
         self.notes: list[Note] = []
         self.watcher: Watcher | None = None
+        self.watching = 0.0  # seconds the watcher has taken
         self.stop_on_failure = False
         self._right: dict[object, Spec] = {}  # what a majority has answered to a kind of message
 
@@ -372,7 +374,9 @@ class Federation:
         exchange = Exchange(self.round, phase, len(ids), len(answered), *sums, seconds)
         self.exchanges.append(exchange)
         if self.watcher is not None:
+            begin = time.perf_counter()
             self.watcher(exchange, _traffic(ids, down, answered.ids, up, answer.seconds, seconds), failures)
+            self.watching += time.perf_counter() - begin
         if failures and self.stop_on_failure:
             first = failures[0]
             raise FedKinError(
@@ -454,7 +458,7 @@ def gate(answer: Answer, right: Spec | None = None) -> tuple[Answer, dict[int, s
             for k in torch.nonzero(~finite).flatten().tolist():
                 wrong = int((~torch.isfinite(flat[k])).sum())
                 if wrong:
-                    bad.setdefault(int(answer.ids[k]), NotFinite(f"{name!r} has {wrong} values that are not finite"))
+                    bad.setdefault(int(answer.ids[k]), NotFinite(f"{name!r} has {wrong} {NOT_FINITE}"))
     return answer, bad
 
 

@@ -6,7 +6,8 @@ import copy
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedkin.clock import Clock
 from fedkin.cohort import Site, Store, Training
 from fedkin.compute import graphs
 from fedkin.compute.batches import Source
@@ -24,9 +26,21 @@ from fedkin.compute.program import Context, trace
 from fedkin.compute.ways import Precision
 from fedkin.config import Config
 from fedkin.data import CORRUPTIONS, Dataset, Partition, Split, apply_shift, from_folder, load, make_split
+from fedkin.divergence import GUESSING, Refusal, at_chance, divergence
 from fedkin.engines.local import LocalEngine
 from fedkin.errors import DataError, UsageError, unknown
-from fedkin.federation import Average, Clients, Exchange, Failure, Faults, Federation, Note, Tamper, weighted_mean
+from fedkin.federation import (
+    NOT_FINITE,
+    Average,
+    Clients,
+    Exchange,
+    Failure,
+    Faults,
+    Federation,
+    Note,
+    Tamper,
+    weighted_mean,
+)
 from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.methods.base import REPORTS
@@ -68,7 +82,10 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """The state of a run after a round. `final` marks the one after the method's last fine-tuning."""
+    """The state of a run after a round. `final` marks the one after the method's last fine-tuning.
+
+    Times are since the start: `seconds` of the rounds themselves, of which `training` (what clients did when asked);
+    `evaluating` and `writing` come on top; `wall` is what a stopwatch says, the preparing included."""
 
     round: int
     accuracy: Accuracy
@@ -76,12 +93,16 @@ class RoundRecord:
     train_loss: float
     bytes_down: int  # since the start
     bytes_up: int
-    seconds: float
+    seconds: float  # training, and the server's work
     participants: int
     failed: int  # in this round
     removed: int  # since the start
     final: bool = False
     client_steps: int = 0  # training steps of all clients, since the start
+    training: float = math.nan  # NaN: written before FedKin kept these apart
+    evaluating: float = math.nan
+    writing: float = math.nan  # up to the round before
+    wall: float = math.nan
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RoundRecord:
@@ -133,7 +154,7 @@ class Result:
     exchanges: list[Exchange]
     failures: list[Failure]
     removed: dict[int, int]
-    seconds: float
+    seconds: float  # of the rounds: training, and the server's work
     ways: dict[str, str]
     prepared: Prepared
     notes: list[Note]
@@ -144,6 +165,9 @@ class Result:
     run: str | None = None  # the run's folder, if it has one
     backdoor: dict[str, float | None] | None = None  # success of the attack, in percent: personal, global
     remarks: list[str] = field(default_factory=list)  # sentences a user should read before believing the numbers
+    wall: float = math.nan  # seconds from the beginning of preparing to the result
+    times: dict[str, float] = field(default_factory=dict)  # its parts: see `clock.PARTS`
+    diverged: str | None = None  # why the numbers are not to be believed
     _adversary: Adversary | None = field(default=None, repr=False)
 
     @property
@@ -179,6 +203,9 @@ class Result:
             "history": [asdict(r) for r in self.history],
             "bytes": self.bytes,
             "seconds": self.seconds,
+            "wall": self.wall,
+            "times": self.times,
+            "diverged": self.diverged,
             "removed": {str(c): r for c, r in self.removed.items()},
             "failed": [asdict(f) for f in self.failures],
             "malicious": self.malicious,
@@ -219,13 +246,19 @@ class Job:
     model: nn.Module
     options: dict[str, Any]
     history: list[RoundRecord] = field(default_factory=list)
-    seconds: float = 0.0
+    clock: Clock = field(default_factory=Clock)
+    refusals: list[Refusal] = field(default_factory=list)
     watched: Clients | None = None  # whose accuracy counts (benign clients under attack); None: everybody's
     adversary: Adversary | None = None
     split: Split | None = None
     measured: Measured | None = None  # what the newest record was made of
     finished: bool = False
     remarks: list[str] = field(default_factory=list)  # learned on the way; `Prepared` has those known before
+
+    @property
+    def seconds(self) -> float:
+        """Of the rounds so far, without evaluating and writing."""
+        return self.clock.rounds
 
     @property
     def malicious(self) -> list[int]:
@@ -239,12 +272,12 @@ class Job:
 
     def advance(self) -> RoundRecord | None:
         """One round; its record if this round is evaluated."""
-        begin = time.perf_counter()
         fed, last = self.fed, self.fed.round + 1 >= self.config.rounds
         cohort = fed.sample(self.config.participation)
         failures = len(fed.failures)
-        self.method.round(fed, cohort)
-        self.seconds += time.perf_counter() - begin
+        with self._timed():
+            self.method.round(fed, cohort)
+        self._look_for_refusals(cohort, fed.failures[failures:])
         fed.round += 1
         if not last and fed.round % self.config.eval_every:
             return None
@@ -252,13 +285,32 @@ class Job:
 
     def finish(self) -> RoundRecord | None:
         """The method's last word; a record if it had one."""
-        begin, exchanges, failures = time.perf_counter(), len(self.fed.exchanges), len(self.fed.failures)
-        self.method.finish(self.fed)
-        self.seconds += time.perf_counter() - begin
+        exchanges, failures = len(self.fed.exchanges), len(self.fed.failures)
+        with self._timed():
+            self.method.finish(self.fed)
         self.finished = True
         if len(self.fed.exchanges) == exchanges:
             return None
         return self._record(len(self.fed.alive), len(self.fed.failures) - failures, final=True)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """The rounds' own time: what `ask` took is training, what the federation's watcher took is writing."""
+        fed, begin = self.fed, time.perf_counter()
+        asked, watching = len(fed.exchanges), fed.watching
+        yield
+        trained, written = sum(e.seconds for e in fed.exchanges[asked:]), fed.watching - watching
+        self.clock.add("training", trained)
+        self.clock.add("writing", written)
+        self.clock.add("server", max(0.0, time.perf_counter() - begin - trained - written))
+
+    def _look_for_refusals(self, cohort: Clients, failures: Sequence[Failure]) -> None:
+        """Which benign clients' replies were not finite in this round; those of attackers say nothing about the run."""
+        bad = set() if self.adversary is None else set(np.flatnonzero(self.adversary.malicious(self.fed.round)))
+        refused = [f for f in failures if NOT_FINITE in f.reason and f.client not in bad]
+        if refused:
+            who, asked = {f.client for f in refused}, {c for c in cohort if c not in bad}
+            self.refusals.append(Refusal(self.fed.round + 1, len(who), len(asked | who), refused[0].reason))
 
     def _record(self, participants: int, failed: int, final: bool = False) -> RoundRecord:
         accuracy, test_loss = self._measure()
@@ -277,6 +329,8 @@ class Job:
             removed=len(self.fed.removed),
             final=final,
             client_steps=self.site.chooser.client_steps,
+            **{part: self.clock.parts[part] for part in ("training", "evaluating", "writing")},
+            wall=self.clock.wall,
         )
         self.history.append(record)
         return record
@@ -311,19 +365,29 @@ class Job:
             for name, value in training.method.state().items():
                 if name not in vars(made):  # what a method has from the start follows from its options
                     setattr(made, name, value)
-        self.method, self.seconds, self.finished = made, training.seconds, training.finished
+        self.method, self.finished = made, training.finished
         accuracy, test_loss = self._measure()
         self.history.append(replace(record, accuracy=accuracy, test_loss=test_loss))
         return self.history[-1]
 
     def _measure(self) -> tuple[Accuracy, float]:
-        """The accuracy of those whose accuracy counts, and their mean loss."""
-        correct, count, loss, _ = self.evaluate()
+        """The accuracy of those whose accuracy counts, and their mean loss: infinite if somebody's is not a number,
+        NaN where nobody has test samples."""
+        with self.clock.counting("evaluating"):
+            correct, count, loss, _ = self.evaluate()
         self.measured = Measured(correct, count, loss)
         watched = self._counted
         with_test = watched[count[watched] > 0]
-        mean = float(loss[with_test].mean()) if len(with_test) else math.nan
+        each = np.where(np.isnan(loss[with_test]), np.inf, loss[with_test])
+        mean = float(each.mean()) if len(with_test) else math.nan
         return Accuracy.of(correct[watched], count[watched]), mean
+
+    def _chance(self) -> float:
+        """Percent of the test samples that count that a model gets right which always says the same."""
+        source, parts = self.site.source, self.site.parts["test"]
+        rows = np.concatenate([np.asarray(parts[c], np.int64) for c in self._counted])
+        labels = source.y.cpu().numpy()[rows]
+        return 100.0 * np.bincount(labels).max() / len(labels) if len(labels) else 100.0 / self.prepared.classes
 
     def backdoor(self) -> dict[str, float | None] | None:
         """How often test samples of other classes are taken for the target once they carry the trigger, in percent:
@@ -349,6 +413,8 @@ class Job:
             "round": fed.round,
             "finished": self.finished,
             "seconds": self.seconds,
+            "clock": self.clock.state(),
+            "refusals": [asdict(r) for r in self.refusals],
             "method": self.method.state(),
             "clients": dict(self.site.store.tensors),
             "losses": self.engine.losses,
@@ -375,7 +441,10 @@ class Job:
         self.site.chooser.restore(state["ways"])
         self.history = [RoundRecord.of(r) for r in state["history"]]
         self.remarks = list(state["remarks"])
-        self.seconds, self.finished = float(state["seconds"]), bool(state["finished"])
+        self.finished = bool(state["finished"])
+        self.refusals = [Refusal(**r) for r in state.get("refusals", [])]
+        known = {"training": state["seconds"], "wall": state["seconds"]}  # all that older checkpoints say
+        self.clock.restore(state.get("clock", known))
         fed.restore(state["federation"])
         fed.round = int(state["round"])
         set_generators(state["generators"])
@@ -383,7 +452,9 @@ class Job:
     def result(self) -> Result:
         if not self.history:
             raise UsageError("this run has no finished round yet: call advance() first")
-        correct, count, loss, rows = self.evaluate()
+        with self.clock.counting("evaluating"):
+            correct, count, loss, rows = self.evaluate()
+            taken = self.backdoor()
         parts = self.site.parts
         with np.errstate(invalid="ignore", divide="ignore"):
             each = 100.0 * correct / count
@@ -392,6 +463,13 @@ class Job:
                          int(count[c]), int(correct[c]))
             for c in self.fed.all
         ]  # fmt: skip
+        attacked, classes, chance = self.adversary is not None, self.prepared.classes, self._chance()
+        diverged = divergence(self.history, self.refusals, classes, chance, attacked)
+        remarks = [*self.prepared.remarks, *self.remarks]
+        if diverged is not None:
+            remarks.append(f"diverged: {diverged}")
+        elif not attacked and at_chance(self.history[-1], classes, chance):
+            remarks.append(f"accuracy is no more than {GUESSING} ({chance:.2f} %): no sign of learning yet")
         best = max(self.history, key=lambda r: (r.accuracy.micro, -r.round))
         return Result(
             method=self.config.method, options=self.options, seed=self.config.seed, config=self.config,
@@ -399,7 +477,7 @@ class Job:
             exchanges=self.fed.exchanges, failures=self.fed.failures, removed=self.fed.removed, seconds=self.seconds,
             ways=self.site.chooser.chosen, prepared=self.prepared, notes=self.fed.notes, _layout=self.site.layout,
             _rows=rows.cpu(), _model=self.model, malicious=self.malicious, _adversary=self.adversary,
-            backdoor=self.backdoor(), remarks=[*self.prepared.remarks, *self.remarks],
+            backdoor=taken, remarks=remarks, diverged=diverged, wall=self.clock.wall, times=dict(self.clock.parts),
         )  # fmt: skip
 
 
@@ -419,6 +497,7 @@ def prepare(
     `tamper` and `average` replace what the configuration's attack and rule would do; `chooser` trains in place of the
     run's own; `sources` are data sets that lie on the device already, by the data set's identity (for runs that share
     them; one that an attacker changes is never shared)."""
+    clock = Clock()
     average = average or average_of(config)
     attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
     kind = method or METHODS[config.method]
@@ -478,9 +557,11 @@ def prepare(
     resolved = replace(config, clients=split.clients, model=type(network).__name__ if model is not None else name)
     prepared = Prepared(resolved, split.clients, dataset.classes, split.hash, layout.parameters, str(device),
                         precision, point, remarks=tuple(remarks))  # fmt: skip
-    job = Job(resolved, prepared, server, fed, site, engine, network, asdict(options), adversary=adversary, split=split)
+    job = Job(resolved, prepared, server, fed, site, engine, network, asdict(options), adversary=adversary, split=split,
+              clock=clock)  # fmt: skip
     if adversary is not None and not adversary.counted:
         job.watched = Clients(np.flatnonzero(~adversary.malicious()), samples)
+    clock.add("preparing", clock.wall)
     return job
 
 
@@ -500,7 +581,8 @@ def drive(job: Job, on_event: Listener | None = None, after_round: AfterRound | 
     try:
         while not job.finished:
             record = job.advance() if job.fed.round < job.config.rounds else job.finish()
-            look(job, record)
+            with job.clock.counting("writing"):
+                look(job, record)
             if record is not None:
                 tell(record)
         return job.result()

@@ -114,7 +114,7 @@ def diff(a: RunInfo, b: RunInfo) -> dict[str, dict[str, tuple[Any, Any]]]:
         return {
             "status": info.status, "rounds_done": info.rounds_done,
             **{f"accuracy.{k}": v for k, v in info.accuracy.items()},
-            **{k: found.get(k) for k in ("bytes", "seconds", "removed", "detection") if k in found},
+            **{k: found.get(k) for k in ("bytes", "seconds", "wall", "diverged", "removed", "detection") if k in found},
         }  # fmt: skip
 
     def about(info: RunInfo) -> dict[str, Any]:

@@ -16,7 +16,7 @@ TABLES: dict[str, dict[str, str]] = {
         "round": "INTEGER", "final": "INTEGER", "micro": "REAL", "macro": "REAL", "worst_decile": "REAL",
         "std": "REAL", "test_loss": "REAL", "train_loss": "REAL", "bytes_down": "INTEGER", "bytes_up": "INTEGER",
         "seconds": "REAL", "participants": "INTEGER", "failed": "INTEGER", "removed": "INTEGER",
-        "client_steps": "INTEGER",
+        "client_steps": "INTEGER", "training": "REAL", "evaluating": "REAL", "writing": "REAL", "wall": "REAL",
     },
     "clients": {
         "round": "INTEGER", "final": "INTEGER", "client": "INTEGER", "name": "TEXT", "correct": "INTEGER",
@@ -33,6 +33,8 @@ TABLES: dict[str, dict[str, str]] = {
     "events": {"round": "INTEGER", "phase": "TEXT", "client": "INTEGER", "kind": "TEXT", "reason": "TEXT"},
     "notes": {"round": "INTEGER", "name": "TEXT", "value": "TEXT"},
 }  # fmt: skip
+FIRST = {"rounds": 15}
+"""How many columns a table had in the first version: later ones come after these, and may be missing in an old file."""
 KEYS = {"rounds": "round, final", "clients": "round, final, client", "exchanges": "id"}
 MOST_ROWS = 20_000_000
 PATIENCE = 10.0  # seconds a reader waits for a commit
@@ -59,6 +61,10 @@ class Database:
                                      isolation_level=None, check_same_thread=False)  # fmt: skip
         self._base.execute("PRAGMA journal_mode=DELETE")
         self._base.execute("PRAGMA synchronous=NORMAL")
+        for table, columns in TABLES.items():
+            found = self._base.execute(f"SELECT name FROM pragma_table_info('{table}')").fetchall()
+            for name in list(columns)[len(found) :] if found else ():  # a run that an older version began
+                self._base.execute(f"ALTER TABLE {table} ADD COLUMN {name} {columns[name]}")
         self._waiting: dict[str, list[tuple[Any, ...]]] = {}
 
     def add(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -127,14 +133,28 @@ def read_table(
     if path.is_symlink() or not path.is_file():
         raise DataError(f"{path} is missing or not a plain file")
     conditions = " AND ".join(f"{c} IS ?" for c in where) if where else "1"
-    query = f"SELECT {', '.join(wanted)} FROM {name} WHERE {conditions} ORDER BY rowid LIMIT {MOST_ROWS}"
+    rest = f"WHERE {conditions} ORDER BY rowid LIMIT {MOST_ROWS}"
     values = list((where or {}).values())
     try:
-        rows = _query(path, name, query, values)
+        rows = _query(path, name, ", ".join(wanted), rest, values)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise unreadable(path, error) from None
     return {c: list(found) for c, found in zip(wanted, zip(*rows, strict=True) if rows else [()] * len(wanted),
                                                strict=True)}  # fmt: skip
+
+
+def source_of(base: sqlite3.Connection, file: str, name: str) -> str:
+    """What to select from to have all columns: the table, with NULL for those that an older one lacks. A table that is
+    none of ours is refused."""
+    found = base.execute(f"SELECT name, hidden FROM pragma_table_xinfo('{name}')").fetchall()
+    ours = list(TABLES[name])
+    lacking = [c for c in ours[: FIRST.get(name, len(ours))] if (c, 0) not in found]  # hidden: a generated column
+    if lacking:
+        raise DataError(f"{file}: table {name!r} lacks the columns {', '.join(lacking)}")
+    if [(c, 0) for c in ours[: len(found)]] != found:
+        raise DataError(f"{file}: table {name!r} has other columns than a run's")
+    missing = ", ".join(f"NULL AS {c}" for c in ours[len(found) :])
+    return f"(SELECT rowid, *, {missing} FROM {name})" if missing else name
 
 
 def unreadable(path: Path, error: Exception) -> DataError:
@@ -145,7 +165,7 @@ def unreadable(path: Path, error: Exception) -> DataError:
     return DataError(f"{path} cannot be read as the metrics of a run: {error}")
 
 
-def _query(path: Path, name: str, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+def _query(path: Path, name: str, columns: str, rest: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
     base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=PATIENCE)
     try:
         base.execute("PRAGMA trusted_schema=OFF")
@@ -153,9 +173,7 @@ def _query(path: Path, name: str, query: str, values: Sequence[Any]) -> list[tup
         kind = base.execute("SELECT type FROM sqlite_master WHERE name = ?", (name,)).fetchall()
         if kind != [("table",)]:
             raise DataError(f"{path} has no table {name!r}")
-        found = base.execute(f"SELECT name, hidden FROM pragma_table_xinfo('{name}')").fetchall()
-        if [(c, 0) for c in TABLES[name]] != found:
-            raise DataError(f"{path}: table {name!r} has other columns than a run's")
+        query = f"SELECT {columns} FROM {source_of(base, path.name, name)} {rest}"
         return base.execute(query, values).fetchall()
     finally:
         base.close()

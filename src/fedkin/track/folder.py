@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from fedkin.clock import PARTS as PARTS_OF_TIME
 from fedkin.errors import DataError, UsageError, unknown
 from fedkin.track.arrays import read_arrays
 from fedkin.track.database import TABLES, read_table
@@ -148,7 +149,25 @@ class RunInfo:
 
     @property
     def seconds(self) -> float:
+        """Of the rounds: training and the server's work."""
         return number((self.result or self.progress or {}).get("seconds"))
+
+    @property
+    def wall(self) -> float:
+        """Seconds by the wall clock, everything included; NaN for runs of versions that did not measure it."""
+        return number((self.result or self.progress or {}).get("wall"))
+
+    @property
+    def times(self) -> dict[str, float]:
+        """The parts of the wall clock, of a finished run."""
+        found = (self.result or {}).get("times")
+        return {k: number(found.get(k)) for k in PARTS_OF_TIME} if isinstance(found, dict) else {}
+
+    @property
+    def diverged(self) -> str | None:
+        """Why its numbers are not to be believed."""
+        found = (self.result or {}).get("diverged")
+        return found[:1000] if isinstance(found, str) else None
 
     @property
     def bytes(self) -> int:
@@ -163,7 +182,7 @@ class RunInfo:
             "updated": self.updated, "error": self.error, "method": self.method, "data": self.data,
             "attack": self.attack, "rule": str(self.config.get("rule", "mean")), "seed": self.seed,
             "rounds_done": self.rounds_done, "rounds": self.rounds_total, "accuracy": self.accuracy,
-            "bytes": self.bytes, "seconds": self.seconds, "split": self.prepared.get("split_hash"),
+            "bytes": self.bytes, "seconds": self.seconds, "wall": self.wall, "diverged": self.diverged, "split": self.prepared.get("split_hash"),
             "identity": self.identity,
         }  # fmt: skip
 
@@ -300,7 +319,7 @@ class RunFolder:
                        for e in failed],
             "malicious": info.malicious, "detection": result.get("detection"), "config": info.config,
             "eval_point": info.prepared.get("eval_point"), "environment": info.environment,
-            "prepared": info.prepared, "remarks": result.get("remarks", []), "run": str(info.path),
+            "times": info.times, "prepared": info.prepared, "remarks": result.get("remarks", []), "run": str(info.path),
         }  # fmt: skip
 
     def log(self, last: int = 200) -> list[str]:

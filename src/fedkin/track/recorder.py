@@ -157,7 +157,8 @@ class Recorder:
         a, final = record.accuracy, int(record.final)
         base.add("rounds", [(record.round, final, a.micro, a.macro, a.worst_decile, a.std, record.test_loss,
                              record.train_loss, record.bytes_down, record.bytes_up, record.seconds,
-                             record.participants, record.failed, record.removed, record.client_steps)])  # fmt: skip
+                             record.participants, record.failed, record.removed, record.client_steps, record.training,
+                             record.evaluating, record.writing, record.wall)])  # fmt: skip
         with np.errstate(invalid="ignore", divide="ignore"):
             each = 100.0 * job.measured.correct / job.measured.count
         columns = (a.tolist() for a in (job.measured.correct, job.measured.count, each, job.measured.loss))
@@ -189,6 +190,8 @@ class Recorder:
         self._raw |= {"status": "finished", "progress": None, "error": None, "result": outcome(result)}
         self._write()
         self.log(f"finished, macro accuracy {result.accuracy.macro:.4f}")
+        if result.diverged is not None:
+            self.log(f"diverged: {result.diverged}")
 
     def stopped(self, status: str, error: BaseException | str) -> None:
         """The end before the end. Says what it can: the disk may be full."""
@@ -330,13 +333,14 @@ def now() -> str:
 def progress(record: RoundRecord) -> dict[str, Any]:
     return {"round": record.round, "final": record.final, "accuracy": asdict(record.accuracy),
             "train_loss": record.train_loss, "bytes": {"down": record.bytes_down, "up": record.bytes_up},
-            "seconds": record.seconds, "removed": record.removed}  # fmt: skip
+            "seconds": record.seconds, "wall": record.wall, "removed": record.removed}  # fmt: skip
 
 
 def outcome(result: Result) -> dict[str, Any]:
     """A result without what the tables hold."""
     full = result.to_dict()
-    kept = ("accuracy", "best", "bytes", "seconds", "removed", "detection", "backdoor", "ways", "remarks")
+    kept = ("accuracy", "best", "bytes", "seconds", "wall", "times", "removed", "detection", "backdoor", "ways",
+            "remarks", "diverged")  # fmt: skip
     done = {"failed": len(result.failures), "rounds_done": result.history[-1].round}
     return {**{k: full[k] for k in kept if k in full}, **done}
 
@@ -345,7 +349,7 @@ def line(record: RoundRecord, rounds: int) -> str:
     name = "final tuning" if record.final else f"round {record.round}/{rounds}"
     a = record.accuracy
     return (f"{name}: loss {record.train_loss:.4f}, accuracy {a.macro:.2f}, worst decile {a.worst_decile:.2f}, "
-            f"failed {record.failed}, removed {record.removed}, {record.seconds:.2f} s")  # fmt: skip
+            f"failed {record.failed}, removed {record.removed}, {record.wall:.2f} s")  # fmt: skip
 
 
 def verdicts(name: str, value: Any) -> list[tuple[int, str, str]]:

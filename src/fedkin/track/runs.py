@@ -63,7 +63,9 @@ def start(
     job = prepare(config, **{**data, **given})
     if ready is not None:
         ready(job)
-    with Recorder.create(runs_folder(config.runs_dir), job, config, _objects(config, given)) as recorder:
+    with job.clock.counting("writing"):
+        created = Recorder.create(runs_folder(config.runs_dir), job, config, _objects(config, given))
+    with created as recorder:
         recorder.attach(job)
         return follow(job, recorder, on_event, signals, say, stop, sinks)
 

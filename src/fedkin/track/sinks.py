@@ -52,6 +52,7 @@ def numbers(record: RoundRecord) -> dict[str, float]:
         "accuracy/std": a.std, "loss/train": record.train_loss, "loss/test": record.test_loss,
         "bytes/down": record.bytes_down, "bytes/up": record.bytes_up, "clients/participants": record.participants,
         "clients/failed": record.failed, "clients/removed": record.removed, "seconds": record.seconds,
+        "wall": record.wall,
     }  # fmt: skip
     return {k: float(v) for k, v in found.items() if np.isfinite(v)}
 

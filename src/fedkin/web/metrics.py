@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.errors import DataError
-from fedkin.track.database import TABLES, unreadable
+from fedkin.track.database import source_of, unreadable
 from fedkin.track.folder import METRICS
 
 LONGEST = 4.0  # seconds for one question
@@ -34,8 +34,7 @@ def select(
     try:
         base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=PATIENCE)
         try:
-            _guard(base, table)
-            query = f"SELECT {columns} FROM {table} {rest} LIMIT {most:d} OFFSET {offset:d}"
+            query = f"SELECT {columns} FROM {_guarded(base, table)} {rest} LIMIT {most:d} OFFSET {offset:d}"
             return base.execute(query, values).fetchall()
         finally:
             base.close()
@@ -43,7 +42,8 @@ def select(
         raise unreadable(path, error) from None
 
 
-def _guard(base: sqlite3.Connection, table: str) -> None:
+def _guarded(base: sqlite3.Connection, table: str) -> str:
+    """What to select from, once it is known to be a table of ours."""
     end = time.monotonic() + LONGEST
     base.set_progress_handler(lambda: time.monotonic() > end, 20_000)
     base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
@@ -52,7 +52,4 @@ def _guard(base: sqlite3.Connection, table: str) -> None:
     kinds = base.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchall()
     if kinds != [("table",)]:
         raise DataError(f"{METRICS} has no table {table!r}")
-    found = dict(base.execute(f"SELECT name, hidden FROM pragma_table_xinfo('{table}')").fetchall())
-    missing = [column for column in TABLES[table] if found.get(column) != 0]  # hidden: a generated column
-    if missing:
-        raise DataError(f"{METRICS}: table {table!r} lacks the columns {', '.join(missing)}")
+    return source_of(base, METRICS, table)
