@@ -292,6 +292,8 @@ def test_demo_speaks_from_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in METHODS:
         assert name in outcome.stdout
     said = " ".join(outcome.stdout.split())
+    assert "fedavg-ft, which then is fedavg, is left out" in said
+    assert "judged as received, percent" in said
     assert "One model for all (fedavg)" in said
     assert "Training alone (local)" in said
     assert all(f"1 of 5 clients hostile, {attack} " in said for attack in ("ipm", "sf"))

@@ -31,6 +31,7 @@ from fedkin.track.folder import RunFolder
 from fedkin.track.gather import Missing, RunData, collaboration, grouped, happenings
 from fedkin.track.report import LeftOut, Shown, details, overview, write_report
 from fedkin.track.runs import start
+from fedkin.web.views import compare_page
 
 SMALL = {"clients": 10, "partition": "pathological:4", "rounds": 3, "epochs": 1, "lr": 0.05, "way": "each"}
 OWN_FIGURE = {"c-pfl": "committee", "fedcap": "matrix", "pfedcs": "matrix", "co-pfl": "contributions",
@@ -209,6 +210,29 @@ def test_conditions_are_what_differs(done: dict[str, Result]) -> None:
     groups, _ = grouped(several)
     assert [(g.label, g.condition) for g in groups] == [
         ("fedavg", "no attack"), ("fedavg", "ipm 20 %"), ("fedavg", "ipm 40 %"), ("local", "no attack")]  # fmt: skip
+
+
+def test_what_changes_a_result_makes_a_group_and_nothing_else_does(done: dict[str, Result], tmp_path: Path) -> None:
+    def like(name: str, precision: str, resolved: str, created: int, **settings: Any) -> RunData:
+        folder = copied(done["fedavg 0"], tmp_path / name)
+        raw = json.loads((folder / "run.json").read_text())
+        for part in ("given", "config"):
+            raw[part] |= {"precision": precision, **settings}
+        raw["prepared"]["precision"] = resolved
+        (folder / "run.json").write_text(json.dumps({**raw, "created": f"2999-01-0{created}T00:00:00Z"}))
+        return RunData(RunFolder.open(folder))
+
+    full, half = like("full", "fp32", "fp32", 1), like("half", "bf16", "bf16", 2)
+    groups, older = grouped([full, half])
+    assert [(g.condition, [r.info.id for r in g.runs]) for g in groups] == [
+        ("precision fp32", ["full"]), ("precision bf16", ["half"])]  # fmt: skip
+    assert not older
+    usual = like("usual", "auto", "fp32", 3, on_failure="stop", eval_point="received")
+    groups, older = grouped([full, usual])
+    assert [r.info.id for g in groups for r in g.runs] == ["usual"]
+    assert [r.info.id for r in older] == ["full"]
+    lines = compare_page([full.folder, half.folder, usual.folder])["runs"]
+    assert lines[0]["group"] == lines[2]["group"] != lines[1]["group"]
 
 
 def test_of_two_equal_runs_the_newer_counts(done: dict[str, Result], tmp_path: Path) -> None:

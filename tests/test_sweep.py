@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+import fedkin as fk
 from fedkin import plugins
 from fedkin.cli import app
 from fedkin.cli.flags import grid_configs
@@ -166,6 +167,75 @@ def test_cells_are_what_run_says() -> None:
         assert got[key] == pytest.approx(alone[key]) if key == "accuracy" else got[key] == alone[key], key
 
 
+def test_all_methods_are_judged_at_one_point_and_the_table_says_which(tmp_path: Path) -> None:
+    def table(*words: str) -> tuple[str, list[dict[str, Any]]]:
+        paths = [str(tmp_path / f"t.{kind}") for kind in ("md", "tex", "csv")]
+        files = [w for pair in zip(("--markdown", "--latex", "--csv"), paths, strict=True) for w in pair]
+        shown = call("compare", "fedavg", "fedavg-ft", *TINY, *words, *files)
+        rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
+        texts = [shown.stdout, *(Path(p).read_text() for p in paths[:2])]
+        return "\n".join(" ".join(t.split()) for t in texts), rows
+
+    said, rows = table()
+    assert said.count("judged as received, percent") == 3
+    assert said.count("fedavg-ft as received is fedavg") == 3
+    assert {r["eval_point"] for r in rows} == {"received"}
+    assert rows[0]["macro_mean"] == rows[1]["macro_mean"], "which is what the note says"
+    said, rows = table("--eval-point", "after_local")
+    assert said.count("judged after local training, percent") == 3
+    assert "as received" not in said
+    assert {r["eval_point"] for r in rows} == {"after_local"}
+    said, rows = table("--eval-point", "auto")
+    assert said.count("judged as each row says") == 3
+    assert [r["eval_point"] for r in rows] == ["received", "after_local"]
+    matrix, _ = table("--eval-point", "auto", "--attack", "none,sf")
+    for line in ("fedavg-ft", "after local training", "as received"):
+        assert line in matrix
+    with_file = tmp_path / "points.toml"
+    with_file.write_text('eval_point = "auto"\n')
+    assert [c.eval_point for c in grid_configs(["fedavg", str(with_file)], {}, [], None)] == ["auto"]
+    both = grid_configs(["fedavg"], {}, [], None, ["eval_point=received,after_local"])
+    assert [c.eval_point for c in both] == ["received", "after_local"]
+
+
+def test_a_run_at_the_methods_own_point_is_the_cell_of_a_comparison(tmp_path: Path) -> None:
+    call("run", "fedavg", *TINY)
+    call("run", "fedavg-ft", *TINY)
+    assert "1 of 2 runs were finished before" in call("compare", "fedavg", "fedavg-ft", *TINY).stderr
+    assert "2 of 2 runs were finished before" in call("compare", "fedavg", "fedavg-ft", *TINY, "--eval-point",
+                                                      "auto").stderr  # fmt: skip
+    assert len(Catalogue(tmp_path / "runs").runs()) == 3
+
+
+def test_python_compares_at_one_point() -> None:
+    settings: dict[str, Any] = {"rounds": 1, "clients": 4, "epochs": 1, "way": "each"}
+    assert {r["eval_point"] for r in fk.compare(["fedavg", "fedavg-ft"], **settings)[1]} == {"received"}
+    own = fk.compare(["fedavg", "fedavg-ft"], eval_point="auto", **settings)[1]
+    assert [r["eval_point"] for r in own] == ["received", "after_local"]
+
+
+def test_a_diverged_cell_is_marked_everywhere_and_is_exit_1(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"t.{kind}") for kind in ("md", "tex", "csv")]
+    files = [w for pair in zip(("--markdown", "--latex", "--csv"), paths, strict=True) for w in pair]
+    words = ["compare", "fedavg", "local", *TINY, "--lr", "1e30"]
+    shown = call(*words, *files)
+    assert shown.exit_code == 1
+    for text in (shown.stdout, *(Path(p).read_text() for p in paths[:2])):
+        said = " ".join(text.split())
+        assert said.count(" (diverged)") == 2
+        assert "fedavg seed 0: in round 1 the replies of " in said
+        assert "local seed 0: the training loss was not finite after round 1" in said
+    assert "2 of 2 runs diverged" in shown.stderr
+    rows = list(csv.DictReader(Path(paths[2]).read_text().splitlines()))
+    assert [r["diverged_seeds"] for r in rows] == ["0", "0"]
+    assert "were refused" in rows[0]["diverged"]
+    found = json.loads(call(*words, "--json").stdout)  # from the folders this time
+    assert all(c["diverged"] for c in found["cells"])
+    assert "were refused" in found["table"][0]["diverged"]["0"]
+    row = fk.compare(["fedavg"], rounds=1, clients=4, epochs=1, way="each", lr=1e30)[1][0]
+    assert "were refused" in row["diverged"]["0"]
+
+
 def test_own_files_that_changed_are_trained_on_again(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     path = tmp_path / "own.npz"
@@ -297,7 +367,8 @@ def test_a_run_whose_process_is_gone_is_gone_on_with(grid: list[Config]) -> None
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_a_second_ctrl_c_quits_now(grid: list[Config], together: int) -> None:
+def test_a_second_ctrl_c_quits_now(grid: list[Config], together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedkin.track.runs.SAME_REQUEST", 0.0)  # these come at once, a person's would not
     sweep = run_sweep(grid, watcher=lambda cells: Impatient(2), together=together, signals=True)
     assert sweep.signal == signal.SIGINT
     assert {c.state for c in sweep.cells} == {"interrupted", "waiting"}

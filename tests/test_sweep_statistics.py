@@ -97,6 +97,45 @@ def test_a_missing_seed_is_said() -> None:
 # ---------------------------------------------------------------- paired tests
 
 
+def test_a_test_is_of_the_metric_that_is_shown() -> None:
+    def both(seeds: int, worst: list[float]) -> Any:
+        mine = [outcome("ditto", s, better(s)) for s in range(seeds)]
+        base = [outcome("fedavg", s, BASE[s]) for s in range(seeds)]
+        worse = [*(BASE[s][0] for s in range(seeds)), *(BASE[s][0] + worst[s] for s in range(seeds))]
+        return groups(*(replace(o, accuracy=replace(o.accuracy, worst_decile=value))
+                        for o, value in zip([*base, *mine], worse, strict=True)))  # fmt: skip
+
+    few = both(3, [-1.0, 2.0, -3.0])
+    assert compared(few, "fedavg")[1].p_holm < 0.05
+    assert sheet(few, "macro", "fedavg").rows[1][1].mark == "*"
+    shown = sheet(few, "worst-decile", "fedavg")
+    assert shown.rows[1][1].mark == "", "three seeds say nothing about the worst decile"
+    assert any(n.startswith("no stars: worst-decile is one number a seed") for n in shown.notes)
+    assert "no test" in [e.text for e in paired_sheet(few, "fedavg", "worst-decile").rows[0]]
+    gaps = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0]
+    many = both(8, gaps)
+    (test,) = compared(many, "fedavg", "worst-decile").values()
+    assert (test.over, test.n, test.metric) == ("seeds", 8, "worst-decile")
+    assert test.p == pytest.approx(wilcoxon(gaps).pvalue)
+    assert test.difference == pytest.approx(np.median(gaps))
+    assert sheet(many, "worst-decile", "fedavg").rows[1][1].mark == ""
+    assert sheet(many, "macro", "fedavg").rows[1][1].mark == "*"
+    assert "worst decile accuracy of each seed" in " ".join(paired_sheet(many, "fedavg", "worst-decile").notes)
+    assert next(csv.DictReader(io.StringIO(comma_separated(few, "fedavg", "micro"))))["paired_metric"] in ("", "micro")
+
+
+def test_what_diverged_is_marked_and_never_the_best() -> None:
+    broken = replace(outcome("fedavg", 0, [90.0]), diverged="the test loss was not finite after round 2")
+    found = groups(broken, outcome("fedavg", 1, [80.0]), outcome("local", 0, [50.0]), outcome("local", 1, [50.0]))
+    made = sheet(found)
+    assert made.rows[0][1].plain().endswith(" (1 of 2 diverged)")
+    assert [row[1].best for row in made.rows] == [False, True]
+    assert "diverged: fedavg seed 0: the test loss was not finite after round 2" in made.notes
+    assert "85.00 ± 7.07 (1 of 2 diverged) " in markdown(made)
+    assert r"85.00 $\pm$ 7.07 (1 of 2 diverged) " in latex(made)
+    assert summary(found)[0]["diverged"] == {"0": "the test loss was not finite after round 2"}
+
+
 def test_over_clients_each_client_is_averaged_over_the_seeds() -> None:
     mine = [better(s) for s in range(3)]
     both = {"fedavg": BASE, "ditto": mine}

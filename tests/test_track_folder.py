@@ -503,7 +503,7 @@ def test_runs_filter_and_sort(home: Path) -> None:
     assert ids("--data", "cifar10") == []
     assert ids("--sort", "method") == ["c-pfl", "fedavg", "fedcap"]
     by = {r.method: r.accuracy["macro"] for r in Catalogue(home).runs()}
-    assert ids("--sort", "accuracy") == sorted(by, key=lambda m: by[m])
+    assert ids("--sort", "accuracy") == sorted(by, key=lambda m: -by[m]), "the best first"
     assert "did you mean 'accuracy'" in call("runs", "--sort", "acuracy", code=2).stderr
     assert "unknown status" in call("runs", "--status", "done", code=2).stderr
     assert "no run in" in call("runs", "--runs-dir", str(home / "nowhere")).stderr

@@ -492,10 +492,10 @@ def test_whatever_cannot_be_written(what: str, tmp_path: Path, monkeypatch: pyte
 # ---------------------------------------------------------------- real processes, real signals
 
 
-def program(*words: str, where: Path) -> subprocess.Popen[str]:
+def program(*words: str, where: Path, **more: Any) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FEDKIN_RUNS": str(where)}
     return subprocess.Popen([sys.executable, "-m", "fedkin", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True, env=environment)  # fmt: skip
+                            text=True, env=environment, **more)  # fmt: skip
 
 
 LONG = ["--rounds", "60", "--clients", "6", "--epochs", "1", "--way", "each", "--checkpoint-every", "3",
@@ -519,6 +519,23 @@ def test_sigterm_stops_after_the_round(tmp_path: Path) -> None:
     assert run.info.rounds_done == done
 
 
+def test_a_signal_that_is_delivered_twice_is_one_request(tmp_path: Path) -> None:
+    """As `timeout` does it: to the process, and to its group."""
+    slow = ["--rounds", "500", "--epochs", "200", "--clients", "20", "--way", "each"]
+    running = program("run", "fedavg", *slow, where=tmp_path, start_new_session=True)
+    assert running.stderr is not None
+    while "round 1/" not in running.stderr.readline():
+        assert running.poll() is None
+    os.kill(running.pid, signal.SIGTERM)
+    time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGTERM)
+    _, err = running.communicate(timeout=120)
+    assert running.returncode == 143
+    assert "stopped after round" in err
+    run = only_run(tmp_path)
+    assert checkpoint.names(run.path / "checkpoints")[0] == f"round-{run.info.rounds_done:06d}"
+
+
 def test_a_second_ctrl_c_quits_now(tmp_path: Path) -> None:
     slow = ["--rounds", "5", "--epochs", "2000", "--clients", "20", "--way", "each"]
     running = program("run", "fedavg", *slow, where=tmp_path)
@@ -527,6 +544,7 @@ def test_a_second_ctrl_c_quits_now(tmp_path: Path) -> None:
     time.sleep(0.2)
     running.send_signal(signal.SIGINT)
     assert "stopping after this round" in running.stderr.readline()
+    time.sleep(runs.SAME_REQUEST + 0.1)
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=120)
     assert running.returncode == 130

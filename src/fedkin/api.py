@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedkin.config import make_config
+from fedkin.config import SAME_POINT, make_config
 from fedkin.data import Dataset, Partition, Split, from_arrays, from_torch
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, Method
@@ -108,7 +108,11 @@ def compare(
     **settings: Any,
 ) -> tuple[list[Result], list[dict[str, Any]]]:
     """Every method at every seed under the same settings, under every attack and rule: the results, and one summary
-    row for each method, attack and rule. `baseline`: a method that the others are tested against (Wilcoxon)."""
+    row for each method, attack and rule. `baseline`: a method that the others are tested against (Wilcoxon).
+
+    All models are judged as received unless `eval_point` says otherwise ("auto": each method at its own point); a row's
+    `diverged` says which seeds are not to be believed, and why."""
+    settings = {"eval_point": SAME_POINT, **settings}
     chosen = range(seeds) if isinstance(seeds, int) else seeds
     if not len(chosen) or not len(methods):
         raise UsageError(f"methods={methods!r}, seeds={seeds!r}: at least one of each")

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 NOT_IDENTITY = ("runs_dir", "checkpoint_every", "device", "way", "chunk", "data_dir", "on_failure")
 """Where and how a run is done, not what it is."""
+ONLY_UNDER_ATTACK = ("malicious", "knowledge", "attackers")
+"""Settings that change nothing where nobody attacks."""
+POINTS = {"received": "as received", "after_local": "after local training",
+          "last_round": "as received, the last round's participants after training"}  # fmt: skip
+"""When a client's model is judged, in words."""
+SAME_POINT = "received"
+"""Where a comparison judges all methods unless told otherwise: the model that a method leaves its client with."""
 
 
 @dataclass(frozen=True)

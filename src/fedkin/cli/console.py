@@ -131,6 +131,12 @@ def seconds(value: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s"
 
 
+def spent(wall: float, times: Mapping[str, float]) -> str:
+    """The wall clock and where it went; what is below a twentieth of a second is not worth a word."""
+    parts = ", ".join(f"{name} {value:.1f}" for name, value in times.items() if value >= 0.05)
+    return f"{seconds(wall)} wall clock" + (f" ({parts})" if parts else "")
+
+
 def sparkline(values: Sequence[float], width: int = 16, low: float = 0.0, high: float = 100.0) -> str:
     """A curve in one line of text; longer series are thinned to `width`, the last value always kept."""
     known = [v for v in values if not math.isnan(v)]

@@ -16,6 +16,8 @@ from fedkin.track.statistics import Outcome
 
 SETTINGS = {"data": "digits", "clients": 20, "partition": "pathological:2", "rounds": 8, "lr": 0.05,
             "attack": "none,ipm,sf", "malicious": 0.3}  # fmt: skip
+LEFT_OUT = "fedavg-ft"
+"""As received, where a comparison judges, it is fedavg."""
 HOLDS = 5.0
 """A method holds under attack if its benign clients lose less than this many points."""
 
@@ -56,6 +58,8 @@ def _honest(grid: Grid, rows: dict[str, dict[str, Any]]) -> list[str]:
         samples = sum(c.test_samples for c in grid.results[0].per_client)
         said.append(f"Training alone (local) reaches {_of(alone, 'macro')}, {_against(alone, best)} {best['method']}; "
                     f"one test sample in {samples} is {100 / samples:.1f} points.")  # fmt: skip
+    said.append(f"All models are judged as received. {LEFT_OUT}, which then is fedavg, is left out; after local "
+                f"training: fedkin compare fedavg {LEFT_OUT} {best['method']} --eval-point after_local")  # fmt: skip
     return said
 
 

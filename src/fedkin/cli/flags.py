@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedkin.config import Config, make_config, read_toml
+from fedkin.config import SAME_POINT, Config, make_config, read_toml
 from fedkin.errors import UsageError, unknown
 from fedkin.options import Described, describe
 
@@ -185,14 +185,14 @@ def grid_configs(
 ) -> list[Config]:
     """The configurations of `fedkin compare`, seed by seed: every method under every attack, rule and setting.
 
-    Flags win over what the files say, lists included."""
+    Flags win over what the files say, lists included. Methods are judged at one point unless told otherwise."""
     from fedkin.track.sweep import expand, flat_options
 
     methods = [word for word in words if not is_file(word)]
     repeated = [m for i, m in enumerate(methods) if m in methods[:i]]
     if repeated:
         raise UsageError(f"method {repeated[0]!r} is named twice")
-    base: dict[str, Any] = {}
+    base: dict[str, Any] = {"eval_point": SAME_POINT}
     axes: dict[str, Any] = {}
     cells: list[dict[str, Any]] = []
     for path in (word for word in words if is_file(word)):

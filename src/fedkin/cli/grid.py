@@ -28,6 +28,12 @@ class Grid:
     cells: list[Cell] = field(default_factory=list)
     signal: int | None = None
     baseline: str | None = None
+    metric: str = "macro"
+
+    @property
+    def diverged(self) -> list[Cell]:
+        """Cells whose numbers are not to be believed although nobody attacked; under attack, breaking is an outcome."""
+        return [c for c in self.cells if c.outcome and c.outcome.diverged and c.config.attack == "none"]
 
     @property
     def failed(self) -> list[Cell]:
@@ -38,7 +44,7 @@ class Grid:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each condition, rule and method: mean and standard deviation over the seeds."""
-        return summary(self.groups(), self.baseline)
+        return summary(self.groups(), self.baseline, self.metric)
 
     def to_dict(self) -> dict[str, Any]:
         done = [{**facts(c.outcome), "skipped": c.state == "skipped"} for c in self.cells if c.outcome is not None]
@@ -70,6 +76,7 @@ def run_grid(
     sinks: Sequence[str] = (),
     tracked: bool = True,
     baseline: str | None = None,
+    metric: str = "macro",
 ) -> Grid:
     """Runs all cells; one that fails does not stop the others."""
     screens: list[GridScreen] = []
@@ -84,15 +91,15 @@ def run_grid(
     finally:
         for shown in screens:
             shown.__exit__(None, None, None)
-    return Grid(sweep.outcomes, sweep.cells, sweep.signal, baseline)
+    return Grid(sweep.outcomes, sweep.cells, sweep.signal, baseline, metric)
 
 
-def summary_table(grid: Grid, metric: str = "macro") -> RenderableType:
+def summary_table(grid: Grid) -> RenderableType:
     """The table, and the tests against the baseline if there is one."""
     groups = grid.groups()
-    shown = [rendered(sheet(groups, metric, grid.baseline))]
+    shown = [rendered(sheet(groups, grid.metric, grid.baseline))]
     if grid.baseline is not None and len(groups) > 1:
-        shown.append(rendered(paired_sheet(groups, grid.baseline)))
+        shown.append(rendered(paired_sheet(groups, grid.baseline, grid.metric)))
     return Stack(*shown)
 
 
@@ -109,4 +116,6 @@ def _cell(entry: Entry) -> str:
     if entry.text == "failed":
         return "[bold red]failed[/]"
     text = escape(entry.plain())
+    if "diverged" in entry.mark:
+        return f"[red]{text}[/]"
     return f"[bold green]{text}[/]" if entry.best else f"[dim]{text}[/]" if text == "-" else text

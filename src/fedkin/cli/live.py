@@ -72,7 +72,7 @@ def round_line(
     return (
         f"{name}  loss {record.train_loss:.4f}  {accuracy} {percent(record.accuracy.macro)}  "
         f"worst decile {percent(record.accuracy.worst_decile)}  down {size(record.bytes_down)}  "
-        f"up {size(record.bytes_up)}  failed {record.failed}  removed {record.removed}  {seconds(record.seconds)}  "
+        f"up {size(record.bytes_up)}  failed {record.failed}  removed {record.removed}  {seconds(record.wall)}  "
         f"{pace(record, before):.0f} steps/s  {size(memory())}"
     )
 
@@ -156,6 +156,8 @@ class LiveRun:
             "worst decile": f"{percent(last.accuracy.worst_decile)} %",
             "down": size(last.bytes_down),
             "up": size(last.bytes_up),
+            "time": seconds(last.wall),
+            "evaluating": seconds(last.evaluating),
             "steps/s": f"{pace(*self._records[:-3:-1]):.0f}",
             "memory": size(memory()),
             "failed": _alarm(self._failed),
@@ -225,7 +227,7 @@ class GridScreen(AbstractContextManager["GridScreen"]):
     def _render(self) -> RenderableType:
         numbers = ("seed", "round", "accuracy", "worst decile")
         heads = [k.replace("_", " ") for k in self._varied]
-        made = table(self._title, "method", *heads, *numbers, "curve", "seconds", right=(*numbers, "seconds"))
+        made = table(self._title, "method", *heads, *numbers, "curve", "wall s", right=(*numbers, "wall s"))
         made.columns[-2].min_width = 16
         room = max(3, self._console.height - HEADLINE_LINES)
         for cell in window(self._cells, room):
@@ -242,15 +244,18 @@ class GridScreen(AbstractContextManager["GridScreen"]):
         start = [name.get(cell.state, own), *(escape(str(getattr(config, k))) for k in self._varied), str(config.seed)]
         if cell.state == "skipped" and cell.outcome is not None:
             done = cell.outcome.accuracy
-            return [*start, "before", percent(done.macro), percent(done.worst_decile), "", ""]
+            said = "[red]diverged[/]" if cell.outcome.diverged else ""
+            return [*start, "before", percent(done.macro), percent(done.worst_decile), said, ""]
         if cell.state == "failed":
             return [*start, "[red]failed[/]", "", "", "", ""]
         if not cell.records:
             return [*start, f"0/{config.rounds}", "", "", "", ""]
         last = cell.records[-1]
         curve = f"[green]{sparkline([r.accuracy.macro for r in cell.records])}[/]"
+        if cell.outcome is not None and cell.outcome.diverged:
+            curve = "[red]diverged[/]"
         return [*start, f"{last.round}/{config.rounds}", percent(last.accuracy.macro),
-                percent(last.accuracy.worst_decile), curve, f"{last.seconds:.1f}"]  # fmt: skip
+                percent(last.accuracy.worst_decile), curve, f"{last.wall:.1f}"]  # fmt: skip
 
 
 def window(cells: Sequence[Cell], room: int) -> Sequence[Cell]:

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import typer
 from rich.markup import escape
 
-from fedkin.cli.console import percent, print_json, screen, seconds, size, table
-from fedkin.config import Config
+from fedkin.cli.console import percent, print_json, screen, size, spent, table
+from fedkin.config import POINTS, Config
 from fedkin.robust import Adversary, Attack, make_attack
 from fedkin.rounds import Result, named_spec
 
@@ -71,11 +72,13 @@ def run_facts(result: Result) -> dict[str, Any]:
 
 
 def present(result: Result, json: bool) -> None:
-    """A finished run, for a program or for people."""
+    """A finished run, for a program or for people; a run that diverged with everybody honest is exit status 1."""
     if json:
         print_json(run_facts(result))
     else:
         summarise(result)
+    if result.diverged is not None and result.config.attack == "none":
+        raise typer.Exit(1)
 
 
 def summarise(result: Result) -> None:
@@ -92,17 +95,25 @@ def summarise(result: Result) -> None:
     sent, prepared = result.bytes, result.prepared
     facts = {
         "method": escape(" ".join([result.method, *(f"{k}={v}" for k, v in result.options.items())])),
-        "evaluated": f"{prepared.eval_point.replace('_', ' ')}; macro: mean over clients, micro: over test samples",
+        "evaluated": f"{_point(result)}; macro: mean over clients, micro: over test samples",
         **_hostility(result),
         "split": f"{prepared.split_hash}, seed {result.seed}",
         "sent": f"{size(sent['down'])} down, {size(sent['up'])} up",
-        "time": f"{seconds(result.seconds)} on {prepared.device} ({prepared.precision})",
+        "time": f"{spent(result.wall, result.times)}, on {prepared.device} ({prepared.precision})",
         **({"folder": escape(result.run)} if result.run else {}),
     }
     for name, value in facts.items():
         out.print(f"[dim]{name:<10}[/] {value}", soft_wrap=True)
-    for remark in result.remarks:
+    if result.diverged is not None:
+        out.print(f"[bold red]{'diverged':<10}[/] {escape(result.diverged)}", soft_wrap=True)
+    for remark in (r for r in result.remarks if result.diverged is None or not r.endswith(result.diverged)):
         out.print(f"[yellow]{'note':<10}[/] {escape(remark)}", soft_wrap=True)
+
+
+def _point(result: Result) -> str:
+    """When models were judged, and who chose that."""
+    said = POINTS[result.prepared.eval_point]
+    return f"{said} ({result.method}'s own point)" if result.config.eval_point == "auto" else said
 
 
 def _hostility(result: Result) -> dict[str, str]:

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from fedkin.cli.app import RUNS, TRAIN, Json, RunsDir, command
-from fedkin.cli.console import messages, percent, print_json, safe, screen, seconds, size, table
+from fedkin.cli.console import messages, percent, print_json, safe, screen, seconds, size, spent, table
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
+from fedkin.config import POINTS
 from fedkin.errors import unknown
 from fedkin.track.catalogue import Broken, Catalogue, diff
 from fedkin.track.folder import STATUSES, RunFolder, RunInfo, number
@@ -18,14 +19,14 @@ from fedkin.track.folder import STATUSES, RunFolder, RunInfo, number
 COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
 SORTS: dict[str, Callable[[RunInfo], Any]] = {
     "created": lambda r: r.created,
-    "accuracy": lambda r: _low(r.accuracy.get("macro", math.nan)),
-    "micro": lambda r: _low(r.accuracy.get("micro", math.nan)),
-    "worst-decile": lambda r: _low(r.accuracy.get("worst_decile", math.nan)),
+    "accuracy": lambda r: -_low(r.accuracy.get("macro", math.nan)),
+    "micro": lambda r: -_low(r.accuracy.get("micro", math.nan)),
+    "worst-decile": lambda r: -_low(r.accuracy.get("worst_decile", math.nan)),
     "method": lambda r: (r.method, r.created),
     "data": lambda r: (r.data, r.created),
     "rounds": lambda r: r.rounds_done,
     "bytes": lambda r: r.bytes,
-    "seconds": lambda r: _low(r.seconds),
+    "seconds": lambda r: _low(r.seconds if math.isnan(r.wall) else r.wall),
     "status": lambda r: (r.status, r.created),
 }
 MOST_CLIENTS = 60
@@ -50,7 +51,9 @@ def runs(
         str | None, typer.Option("--attack", metavar="NAME", help="Only runs under this attack, or none.")
     ] = None,
     sort: Annotated[
-        str, typer.Option("--sort", metavar="KEY", help=f"By {', '.join(SORTS)}; the largest last.")
+        str,
+        typer.Option("--sort", metavar="KEY",
+                     help=f"By {', '.join(SORTS)}; accuracies the best first, else the largest last."),
     ] = "created",
     runs_dir: RunsDir = None,
     json: Json = False,
@@ -81,15 +84,22 @@ def runs(
     numbers = ("seed", "round", "macro", "worst decile", "sent", "time")
     made = table(None, "run", "status", "data", "attack", *numbers, right=numbers)
     for r in found:
-        made.add_row(safe(r.id), f"[{COLOURS[r.status]}]{r.status}[/]", safe(_name(r.data)), safe(r.attack),
+        status = f"[{COLOURS[r.status]}]{r.status}[/]{', [red]diverged[/]' if r.diverged else ''}"
+        made.add_row(safe(r.id), status, safe(_name(r.data)), safe(r.attack),
                      str(r.seed), f"{r.rounds_done}/{r.rounds_total}", percent(r.accuracy.get("macro", math.nan)),
-                     percent(r.accuracy.get("worst_decile", math.nan)), size(r.bytes),
-                     "-" if math.isnan(r.seconds) else seconds(r.seconds))  # fmt: skip
+                     percent(r.accuracy.get("worst_decile", math.nan)), size(r.bytes), _time(r))  # fmt: skip
     out = screen()
     if found:
         out.print(made)
     for b in broken:
         out.print(f"[dim]{safe(b.name)}: not a run: {safe(b.reason)}[/]", soft_wrap=True)
+
+
+def _time(info: RunInfo) -> str:
+    """The wall clock; of runs of versions that did not measure it, the time of their rounds."""
+    if not math.isnan(info.wall):
+        return seconds(info.wall)
+    return "-" if math.isnan(info.seconds) else f"{seconds(info.seconds)} (rounds)"
 
 
 def _name(data: str) -> str:
@@ -160,10 +170,11 @@ def _facts(folder: RunFolder) -> dict[str, str]:
         "method": " ".join([info.method, *(f"{k}={v}" for k, v in info.options.items())]),
         "settings": settings,
         "split": f"{info.prepared.get('split_hash')}, seed {info.seed}",
-        "evaluated": str(info.prepared.get("eval_point", "")).replace("_", " "),
+        "diverged": info.diverged or "",
+        "evaluated": POINTS.get(str(info.prepared.get("eval_point")), ""),
         "model": f"{info.config.get('model')}, {info.prepared.get('parameters')} parameters",
         "sent": size(info.bytes),
-        "time": "" if math.isnan(info.seconds) else f"{seconds(info.seconds)} on {env.get('device')}",
+        "time": f"{_time(info) if math.isnan(info.wall) else spent(info.wall, info.times)} on {env.get('device')}",
         "begun": f"{info.created}, last changed {info.updated}",
         "versions": f"{versions}, {env.get('platform')}",
         "git": revision,

@@ -12,6 +12,7 @@ from fedkin.cli.app import TRAIN, Json, Sets, command, everything
 from fedkin.cli.console import complain, messages, print_json, screen
 from fedkin.cli.extras import Plugins, SinkFlags, remark, sinks_of, use_plugins
 from fedkin.cli.flags import grid_configs
+from fedkin.config import POINTS
 from fedkin.errors import UsageError, unknown
 
 METRIC_NAMES = "macro, micro, worst-decile, best-macro, best-micro, best-worst-decile"
@@ -64,8 +65,13 @@ def compare(
 ) -> None:
     """Train several methods under the same conditions; one table, mean ± std over seeds.
 
+    All methods are judged at the same point: the clients' models as received, unless --eval-point says otherwise.
+    After_local judges all of them after local training; auto judges each method at its own point, and every row says
+    at which.
+
     Every run has its folder. What is finished is not done again; what was interrupted goes on: after Ctrl-C the same
-    command continues. A run that fails is shown as failed and does not stop the others.
+    command continues. A run that fails is shown as failed and does not stop the others; one that diverged is marked,
+    with the reason below the table. Either makes the exit status 1, a divergence only where nobody attacks.
 
     --set NAME=VALUE reaches every method that has the option; --set METHOD.NAME=VALUE reaches one.
 
@@ -92,14 +98,20 @@ def compare(
     if baseline is not None and baseline.split()[0] not in {c.method for c in configs}:
         raise unknown("baseline", baseline, {c.method for c in configs})
     count = together_by_default(configs[0]) if together is None else together
-    found = run_grid(configs, title_of(configs), fresh=fresh, together=count, sinks=sinks, baseline=baseline)
+    found = run_grid(configs, title_of(configs), fresh=fresh, together=count, sinks=sinks, baseline=baseline,
+                     metric=metric)  # fmt: skip
     skipped = sum(c.state == "skipped" for c in found.cells)
     if skipped:
         messages().print(f"{skipped} of {len(found.cells)} runs were finished before and are only read "
                          "(--fresh runs them again)", soft_wrap=True)  # fmt: skip
     if found.results:
-        _write(found, metric, markdown, latex, csv)
-    show(found, json, metric)
+        _write(found, markdown, latex, csv)
+    show(found, json)
+
+
+def _points(configs: Sequence[Any]) -> str:
+    words = {**POINTS, "auto": "each method at its own point"}
+    return " | ".join(dict.fromkeys(words[c.eval_point] for c in configs))
 
 
 def title_of(configs: Sequence[Any]) -> str:
@@ -110,7 +122,7 @@ def title_of(configs: Sequence[Any]) -> str:
 
     first = configs[0]
     parts = [each("data"), f"{each('clients').replace('None', 'all')} clients", each("partition"),
-             f"{each('rounds')} rounds"]  # fmt: skip
+             f"{each('rounds')} rounds", f"judged {_points(configs)}"]  # fmt: skip
     if each("attack") != "none":
         hostile = [c for c in configs if c.attack != "none"]
         shares = dict.fromkeys(f"{100 * c.malicious:g} %" for c in hostile)
@@ -120,19 +132,19 @@ def title_of(configs: Sequence[Any]) -> str:
     return " · ".join([*parts, *([f"lr {each('lr')}"] if len({c.lr for c in configs}) > 1 else [])]) or first.method
 
 
-def _write(found: Any, metric: str, markdown: str | None, latex: str | None, csv: str | None) -> None:
+def _write(found: Any, markdown: str | None, latex: str | None, csv: str | None) -> None:
     from fedkin.track import tables
 
     groups = found.groups()
-    sheets = [tables.sheet(groups, metric, found.baseline)]
+    sheets = [tables.sheet(groups, found.metric, found.baseline)]
     if found.baseline is not None:
-        sheets.append(tables.paired_sheet(groups, found.baseline))
+        sheets.append(tables.paired_sheet(groups, found.baseline, found.metric))
     wanted = {"--markdown": markdown, "--latex": latex, "--csv": csv}
     for flag, path in wanted.items():
         if path is None:
             continue
         if flag == "--csv":
-            text = tables.comma_separated(groups, found.baseline)
+            text = tables.comma_separated(groups, found.baseline, found.metric)
         else:
             text = "\n".join(tables.markdown(s) if flag == "--markdown" else tables.latex(s) for s in sheets)
         messages().print(f"written: {escape(str(tables.write(path, text)))}", soft_wrap=True)
@@ -141,7 +153,6 @@ def _write(found: Any, metric: str, markdown: str | None, latex: str | None, csv
 def show(
     found: Any,
     json: bool,
-    metric: str = "macro",
     closing: Callable[[Any], list[str]] | None = None,
     go_on: str = "the same command goes on from there",
 ) -> None:
@@ -152,7 +163,7 @@ def show(
         print_json(found.to_dict())
     elif found.results:
         out = screen()
-        out.print(summary_table(found, metric))
+        out.print(summary_table(found))
         for sentence in closing(found) if closing and found.signal is None else []:
             out.print(sentence)
     if found.signal is not None:
@@ -162,4 +173,7 @@ def show(
         raise typer.Exit(128 + found.signal)
     if found.failed:
         complain(f"{len(found.failed)} of {len(found.cells)} runs failed")
+    if found.diverged:
+        complain(f"{len(found.diverged)} of {len(found.cells)} runs diverged with everybody honest")
+    if found.failed or found.diverged:
         raise typer.Exit(1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedkin.clock import PARTS as PARTS_OF_TIME
+from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK
 from fedkin.errors import DataError, UsageError, unknown
 from fedkin.track.arrays import read_arrays
 from fedkin.track.database import TABLES, read_table
@@ -138,6 +139,15 @@ class RunInfo:
     def rounds_total(self) -> int:
         return _int(self.config.get("rounds"))
 
+    def settings(self, given: bool = True) -> dict[str, Any]:
+        """The settings that change what comes out, as they were given (or with everything filled in): runs in which
+        they agree are the same run, or differ by the seed in them. What "auto" stood for is said."""
+        found = {k: v for k, v in ((self.given if given else None) or self.config).items() if k not in NOT_IDENTITY}
+        for key in ("precision", "eval_point"):
+            if key in found and isinstance(self.prepared.get(key), str):
+                found[key] = self.prepared[key]
+        return {k: v for k, v in found.items() if self.attack != "none" or k not in ONLY_UNDER_ATTACK}
+
     @property
     def accuracy(self) -> dict[str, float]:
         """Of the last evaluated round, finished or not; empty before the first."""
@@ -182,7 +192,8 @@ class RunInfo:
             "updated": self.updated, "error": self.error, "method": self.method, "data": self.data,
             "attack": self.attack, "rule": str(self.config.get("rule", "mean")), "seed": self.seed,
             "rounds_done": self.rounds_done, "rounds": self.rounds_total, "accuracy": self.accuracy,
-            "bytes": self.bytes, "seconds": self.seconds, "wall": self.wall, "diverged": self.diverged, "split": self.prepared.get("split_hash"),
+            "bytes": self.bytes, "seconds": self.seconds, "wall": self.wall,
+            "diverged": self.diverged, "split": self.prepared.get("split_hash"),
             "identity": self.identity,
         }  # fmt: skip
 

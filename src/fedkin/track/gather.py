@@ -18,11 +18,9 @@ Floats = np.ndarray[Any, np.dtype[Any]]
 
 MOST_CLIENTS = 20_000
 MOST_ROUNDS = 200  # columns of a map over rounds; longer runs are thinned
-NO_PART = {"seed", "runs_dir", "checkpoint_every", "device", "precision", "way", "chunk", "data_dir", "options",
-           "method"}  # fmt: skip
-"""Settings that make no group of their own: the seed, those that do not change results, and those said otherwise."""
+SAID_OTHERWISE = ("seed", "options", "method")
+"""Settings that make no condition of their own."""
 LONGEST = 200  # characters of a label
-ONLY_UNDER_ATTACK = ("malicious", "knowledge", "attackers")
 
 
 class Missing(Exception):
@@ -308,8 +306,7 @@ def grouped(runs: Sequence[RunData]) -> tuple[list[Group], list[RunData]]:
 
 
 def _settings(info: RunInfo) -> dict[str, Any]:
-    found = {k: v for k, v in (info.given or info.config).items() if k not in NO_PART}
-    return {k: v for k, v in found.items() if info.attack != "none" or k not in ONLY_UNDER_ATTACK}
+    return {k: v for k, v in info.settings().items() if k not in SAID_OTHERWISE}
 
 
 def _label(run: RunData, runs: Sequence[RunData]) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedkin.config import POINTS
 from fedkin.errors import DataError, FedKinError, UsageError, unknown
 from fedkin.track import figures
 from fedkin.track.figures import Series
@@ -566,7 +567,8 @@ def _page(groups: Sequence[Group], older: Sequence[RunData], sections: Sections)
         blocks.append({"name": "" if group is None else group.name, "run": "" if group is None else
                        group.runs[0].info.id, "shown": shown})  # fmt: skip
     return pages.get_template("report.html").render(
-        title=_title(groups), blocks=blocks, groups=[_summary(g) for g in groups], runs=[_row(r) for r in runs],
+        title=_title(groups), blocks=blocks, groups=[_summary(g) for g in groups], judged=_judged(runs),
+        runs=[_row(r) for r in runs],
         older=[r.info.id for r in older], clients=_clients(groups), cut=len(sections) > MOST_DETAILED,
         settings=_common(runs), made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), version=version("fedkin"),
         style=Markup(style), script=Markup(script if sliders else ""), palette=_palette() if sliders else "",
@@ -624,7 +626,10 @@ def _summary(group: Group) -> dict[str, Any]:
         "best": cell(lambda r: r.best["micro"]), "best_round": ", ".join(_text(r.best["round"], digits=0)
                                                                        for r in group.runs[:10]),
         "megabytes": cell(lambda r: (r.last["bytes_down"] + r.last["bytes_up"]) / 1e6, 1),
-        "seconds": cell(lambda r: r.last["seconds"], 1), "evaluated": "; ".join(points),
+        "seconds": cell(lambda r: r.last["wall"] if np.isnan(r.info.wall) else r.info.wall, 1),
+        "rounds_seconds": cell(lambda r: r.last["seconds"], 1),
+        "diverged": [f"seed {r.info.seed}: {r.info.diverged}" for r in group.runs if r.info.diverged],
+        "evaluated": "; ".join(points),
         "splits": list(dict.fromkeys(_hash(run)[:10] for run in group.runs)), "unfinished": len(unfinished),
         "runs": [run.info.id for run in group.runs],
     }  # fmt: skip
@@ -633,10 +638,17 @@ def _summary(group: Group) -> dict[str, Any]:
 def _evaluated(run: RunData) -> str:
     """When a client's model was judged, in words."""
     point = str(run.info.prepared.get("eval_point", ""))[:40]
-    said = {"received": "as received", "after_local": "after local training",
-            "last_round": "as received, the last round's participants after training"}.get(point, point)  # fmt: skip
+    said = POINTS.get(point, point)
     tuned = " and after the last fine-tuning" if run.last["final"] == 1 else ""
     return f"round {_text(run.last['round'], digits=0)}, {said}{tuned}"
+
+
+def _judged(runs: Sequence[RunData]) -> str:
+    """When the clients' models were judged, where it is the same for all."""
+    points = {str(run.info.prepared.get("eval_point", ""))[:40] for run in runs}
+    if len(points) > 1:
+        return "Not all models were judged at the same point: see the column Evaluated."
+    return f"All models judged {''.join(POINTS.get(p, p) for p in points)}."
 
 
 def _row(run: RunData) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -162,12 +163,15 @@ def follow(
         others.close()
 
 
+SAME_REQUEST = 1.0  # seconds in which a signal of the same kind says nothing new: `timeout` sends its own twice
+
+
 class Stop:
     """Ctrl-C and SIGTERM ask for a stop after the round; a second one stops now."""
 
     def __init__(self, say: Say) -> None:
         self.number: int | None = None
-        self._say = say
+        self._say, self._heard = say, 0.0
 
     @contextmanager
     def listening(self, wanted: bool) -> Iterator[None]:
@@ -184,8 +188,10 @@ class Stop:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
+            if number == self.number and time.monotonic() < self._heard + SAME_REQUEST:
+                return
             raise KeyboardInterrupt
-        self.number = number
+        self.number, self._heard = number, time.monotonic()
         name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
         with suppress(RuntimeError):  # the signal came in the middle of writing a line
             self._say(f"{name}: stopping after this round; once more to quit now")

@@ -8,19 +8,19 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from fedkin.config import NOT_IDENTITY, Config, make_config
+from fedkin.clock import PARTS
+from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK, Config, make_config
 from fedkin.errors import DataError, unknown
 from fedkin.rounds import Accuracy, ClientRecord, Result
 from fedkin.track.folder import RunFolder, number
 
 SEEDS_FOR_A_TEST = 6  # below, a signed-rank test over seeds cannot reach p < 0.05
-ONLY_UNDER_ATTACK = ("malicious", "knowledge", "attackers")
 METRICS: dict[str, tuple[str, str]] = {
     "macro": ("last", "macro"), "micro": ("last", "micro"), "worst-decile": ("last", "worst_decile"),
     "best-macro": ("best", "macro"), "best-micro": ("best", "micro"), "best-worst-decile": ("best", "worst_decile"),
@@ -39,10 +39,13 @@ class Outcome:
     per_client: Sequence[ClientRecord]
     malicious: Sequence[int]
     sent: int  # bytes, both ways
-    seconds: float
+    seconds: float  # of the rounds
     split: str
     eval_point: str
     source: Result | RunFolder
+    wall: float = math.nan  # seconds by the wall clock, and where they went
+    times: Mapping[str, float] = field(default_factory=dict)
+    diverged: str | None = None
 
     @property
     def method(self) -> str:
@@ -58,7 +61,7 @@ class Outcome:
         return cls(
             asked, result.options, result.accuracy, result.best.accuracy, result.best.round, result.per_client,
             result.malicious, sum(result.bytes.values()), result.seconds, result.prepared.split_hash,
-            result.prepared.eval_point, result,
+            result.prepared.eval_point, result, result.wall, result.times, result.diverged,
         )  # fmt: skip
 
     @classmethod
@@ -72,6 +75,7 @@ class Outcome:
                 config or make_config({**(info.given or info.config)}), info.options, _accuracy(found["accuracy"]),
                 _accuracy(best), at, [_client(c) for c in folder.per_client()], info.malicious, info.bytes,
                 info.seconds, str(info.prepared["split_hash"]), str(info.prepared["eval_point"]), folder,
+                info.wall, info.times, info.diverged,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"run {info.id!r} has no result that can be read ({error!r})") from None
@@ -121,6 +125,16 @@ class Group:
     def seeds(self) -> list[int]:
         return [o.seed for o in self.outcomes]
 
+    @property
+    def diverged(self) -> dict[int, str]:
+        """Seeds whose numbers are not to be believed, and why."""
+        return {o.seed: o.diverged for o in self.outcomes if o.diverged is not None}
+
+    @property
+    def points(self) -> list[str]:
+        """When models were judged."""
+        return list(dict.fromkeys(o.eval_point for o in self.outcomes))
+
     def over_seeds(self, value: Callable[[Outcome], float]) -> dict[str, float]:
         """Mean and standard deviation (NaN for a single seed)."""
         each = np.array([value(o) for o in self.outcomes], float)
@@ -131,10 +145,7 @@ class Group:
         }
 
     def metric(self, name: str) -> dict[str, float]:
-        if name not in METRICS:
-            raise unknown("metric", name, METRICS)
-        when, key = METRICS[name]
-        return self.over_seeds(lambda o: getattr(o.accuracy if when == "last" else o.best, key))
+        return self.over_seeds(lambda o: measure(o, name))
 
     def to_dict(self) -> dict[str, Any]:
         """A line of `compare --json`."""
@@ -151,8 +162,20 @@ class Group:
             "best_rounds": [o.best_round for o in self.outcomes],
             "megabytes": self.over_seeds(lambda o: o.sent / 1e6),
             "seconds": self.over_seeds(lambda o: o.seconds),
+            "wall": self.over_seeds(lambda o: o.wall),
+            "times": {part: self.over_seeds(lambda o, part=part: o.times.get(part, math.nan)) for part in PARTS},
+            "diverged": {str(seed): why for seed, why in self.diverged.items()},
             "splits": [o.split for o in self.outcomes],
         }  # fmt: skip
+
+
+def measure(outcome: Outcome, name: str) -> float:
+    """One of `METRICS` of one run."""
+    if name not in METRICS:
+        raise unknown("metric", name, METRICS)
+    when, key = METRICS[name]
+    found: float = getattr(outcome.accuracy if when == "last" else outcome.best, key)
+    return found
 
 
 def groups_of(cells: Iterable[tuple[Config, Outcome | None]]) -> list[Group]:
@@ -232,13 +255,19 @@ class Paired:
     p_holm: float = math.nan  # corrected for all tests of the sweep
     difference: float = math.nan  # median of the paired differences, in points
     why: str = ""
+    metric: str = "macro"  # what was compared
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def paired(group: Group, baseline: Group) -> Paired:
-    """Over seeds where six or more are common to both, else over clients, each client's mean over the seeds."""
+def paired(group: Group, baseline: Group, metric: str = "macro") -> Paired:
+    """Over seeds where six or more are common to both, else over clients, each client's mean over the seeds: that is a
+    test of `macro`, their mean, and of no other metric."""
+    return replace(_paired(group, baseline, metric), metric=metric)
+
+
+def _paired(group: Group, baseline: Group, metric: str) -> Paired:
     name = baseline.row
     mine, theirs = ({o.seed: o for o in g.outcomes} for g in (group, baseline))
     seeds = [s for s in mine if s in theirs]
@@ -252,8 +281,11 @@ def paired(group: Group, baseline: Group) -> Paired:
                               f"{theirs[s].split[:12]}): other clients, other test samples")  # fmt: skip
             remark = "the same test samples; training samples differ by what is set aside for validation"
     if len(seeds) >= SEEDS_FOR_A_TEST:
-        differences = [mine[s].accuracy.macro - theirs[s].accuracy.macro for s in seeds]
+        differences = [measure(mine[s], metric) - measure(theirs[s], metric) for s in seeds]
         return _signed_rank(name, "seeds", differences, remark)
+    if metric != "macro":
+        return Paired(name, why=f"{metric} is one number a seed, and a test over seeds needs {SEEDS_FOR_A_TEST} that "
+                      f"both have finished, not {len(seeds)}; over clients only macro can be tested")  # fmt: skip
     each: dict[int, list[float]] = {}
     for s in seeds:
         a, b = mine[s].by_client(), theirs[s].by_client()
@@ -273,7 +305,7 @@ def _signed_rank(name: str, over: Literal["clients", "seeds"], differences: Sequ
     return Paired(name, over, len(found), p, p, float(np.median(found)), remark)
 
 
-def compared(groups: Sequence[Group], baseline: str) -> dict[int, Paired]:
+def compared(groups: Sequence[Group], baseline: str, metric: str = "macro") -> dict[int, Paired]:
     """Every group against the baseline's under the same conditions and rule, by its position in `groups`."""
     rows = list(dict.fromkeys(g.row for g in groups))
     chosen = baseline if baseline in rows else next((g.row for g in groups if g.config.method == baseline), None)
@@ -284,7 +316,8 @@ def compared(groups: Sequence[Group], baseline: str) -> dict[int, Paired]:
         if group.row == chosen:
             continue
         same = [g for g in groups if (g.row, g.column, g.config.rule) == (chosen, group.column, group.config.rule)]
-        found[i] = paired(group, same[0]) if same else Paired(chosen, why="the baseline has no run like this")
+        missing = Paired(chosen, why="the baseline has no run like this", metric=metric)
+        found[i] = paired(group, same[0], metric) if same else missing
     return _holm(found)
 
 
@@ -298,9 +331,9 @@ def _holm(found: Mapping[int, Paired]) -> dict[int, Paired]:
     return corrected
 
 
-def summary(groups: Sequence[Group], baseline: str | None = None) -> list[dict[str, Any]]:
-    """One entry per group, as `compare --json` has it under `table`."""
-    tests = compared(groups, baseline) if baseline is not None else {}
+def summary(groups: Sequence[Group], baseline: str | None = None, metric: str = "macro") -> list[dict[str, Any]]:
+    """One entry per group, as `compare --json` has it under `table`; tests against the baseline are of `metric`."""
+    tests = compared(groups, baseline, metric) if baseline is not None else {}
     return [
         {**g.to_dict(), **({"paired": tests[i].to_dict() if i in tests else None} if baseline is not None else {})}
         for i, g in enumerate(groups)

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from fedkin import plugins
-from fedkin.config import NOT_IDENTITY, Config, make_config
+from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK, Config, make_config
 from fedkin.data import Dataset, Split
 from fedkin.errors import DataError, FedKinError, UsageError, unknown
 from fedkin.methods import METHODS
@@ -25,7 +25,7 @@ from fedkin.track.catalogue import Catalogue
 from fedkin.track.folder import RunFolder, RunInfo
 from fedkin.track.runs import Interrupted, Stop, resume, start
 from fedkin.track.sinks import make_sinks
-from fedkin.track.statistics import ONLY_UNDER_ATTACK, Outcome, said
+from fedkin.track.statistics import Outcome, said
 
 MOST_CELLS = 20_000
 TOGETHER_ON_GPU = 8
@@ -256,7 +256,14 @@ class Past:
         return found[-1] if found else None
 
     def _of(self, config: Config) -> list[RunInfo]:
-        return [i for i in self._known.get(plugins.identity_of(config), []) if _same_place(config, i)]
+        found = [i for same in _spellings(config) for i in self._known.get(plugins.identity_of(same), [])]
+        return sorted((i for i in found if _same_place(config, i)), key=lambda i: (i.created, i.id))
+
+
+def _spellings(config: Config) -> list[Config]:
+    """The same run, its method's own evaluation point named or left to the method."""
+    own = METHODS[config.method].eval_point
+    return [replace(config, eval_point=p) for p in ("auto", own)] if config.eval_point in ("auto", own) else [config]
 
 
 def _same_place(config: Config, info: RunInfo) -> bool:

@@ -9,12 +9,15 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedkin.clock import PARTS
+from fedkin.config import POINTS
 from fedkin.errors import DataError
+from fedkin.methods import METHODS
 from fedkin.track.statistics import METRICS, Group, Paired, compared, summary
 
 SIGNIFICANT = 0.05
@@ -49,7 +52,7 @@ class Sheet:
 
 def sheet(groups: Sequence[Group], metric: str = "macro", baseline: str | None = None) -> Sheet:
     """With one condition, all measures of a method in one line; with several, one column each."""
-    tests = compared(groups, baseline) if baseline is not None else {}
+    tests = compared(groups, baseline, metric) if baseline is not None else {}
     columns = list(dict.fromkeys(g.column for g in groups))
     rules = list(dict.fromkeys(g.config.rule for g in groups))
     if metric != "macro" or len(columns) > 1:
@@ -61,9 +64,9 @@ def sheet(groups: Sequence[Group], metric: str = "macro", baseline: str | None =
 
 
 def _lines(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paired]) -> Sheet:
-    several = len(rules) > 1
-    head = ["method", *(["rule"] if several else []), *(TITLES[m] for m in SHORT), "best round", "sent", "seconds",
-            "judged"]  # fmt: skip
+    several, judged = len(rules) > 1, len(_points(groups)) > 1
+    head = ["method", *(["rule"] if several else []), *(TITLES[m] for m in SHORT), "best round", "sent", "wall s",
+            "rounds s", *(["judged"] if judged else [])]  # fmt: skip
     rows = []
     tops = {m: _top(groups, m) for m in SHORT}
     for i, group in enumerate(groups):
@@ -75,8 +78,9 @@ def _lines(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paire
         scores[0] = _marked(scores[0], group, tests.get(i))
         sent = group.over_seeds(lambda o: o.sent)["mean"]
         rest = [Entry(_rounds(group)), Entry(megabytes(sent), number=True),
-                Entry(f"{group.over_seeds(lambda o: o.seconds)['mean']:.1f}", number=True),
-                Entry(group.outcomes[0].eval_point.replace("_", " "))]  # fmt: skip
+                _seconds(group.over_seeds(lambda o: o.wall)["mean"]),
+                _seconds(group.over_seeds(lambda o: o.seconds)["mean"]),
+                *([Entry(_judged(group))] if judged else [])]  # fmt: skip
         rows.append([*start, *scores, *rest])
     return Sheet(_title(groups), head, rows, left=2 if several else 1)
 
@@ -84,27 +88,31 @@ def _lines(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paire
 def _matrix(
     groups: Sequence[Group], columns: Sequence[str], rules: Sequence[str], metric: str, tests: dict[int, Paired]
 ) -> Sheet:
-    several = len(rules) > 1
+    several, judged = len(rules) > 1, len(_points(groups)) > 1
     tops = {c: _top([g for g in groups if g.column == c], metric) for c in columns}
     lines: dict[tuple[str, str], dict[str, Entry]] = {}
+    when: dict[tuple[str, str], str] = {}
     for i, group in enumerate(groups):
         line = lines.setdefault((group.row, group.config.rule), {})
         if group.outcomes:
+            when[group.row, group.config.rule] = _judged(group)
             entry = _score(group, metric, group.metric(metric)["mean"] == tops[group.column])
             line[group.column] = _marked(entry, group, tests.get(i))
         else:
             line[group.column] = Entry("failed")
     order = list(dict.fromkeys(row for row, _ in lines))
     rows = [
-        [Entry(row), *([Entry(rule)] if several else []), *(line.get(c, Entry("-")) for c in columns)]
+        [Entry(row), *([Entry(rule)] if several else []), *(line.get(c, Entry("-")) for c in columns),
+         *([Entry(when.get((row, rule), "-"))] if judged else [])]
         for (row, rule), line in sorted(lines.items(), key=lambda item: order.index(item[0][0]))
     ]
-    head = ["method", *(["rule"] if several else []), *(c or TITLES[metric] for c in columns)]
+    head = ["method", *(["rule"] if several else []), *(c or TITLES[metric] for c in columns),
+            *(["judged"] if judged else [])]  # fmt: skip
     return Sheet(_title(groups), head, rows, left=2 if several else 1)
 
 
 def _top(groups: Sequence[Group], metric: str) -> float:
-    values = [g.metric(metric)["mean"] for g in groups]
+    values = [g.metric(metric)["mean"] for g in groups if not g.diverged]
     return max((v for v in values if not math.isnan(v)), default=math.nan)
 
 
@@ -116,14 +124,17 @@ def _score(group: Group, metric: str, best: bool) -> Entry:
 
 def _marked(entry: Entry, group: Group, test: Paired | None) -> Entry:
     mark = "*" if test is not None and test.p_holm < SIGNIFICANT else ""
+    if group.diverged:
+        all_ = len(group.diverged) == len(group.outcomes)
+        mark += " (diverged)" if all_ else f" ({len(group.diverged)} of {len(group.outcomes)} diverged)"
     if len(group.outcomes) < len(group.asked):
         mark += f" ({len(group.outcomes)} of {len(group.asked)} seeds)"
-    return Entry(entry.text, entry.spread, entry.best, mark, True)
+    return Entry(entry.text, entry.spread, entry.best and not group.diverged, mark, True)
 
 
-def paired_sheet(groups: Sequence[Group], baseline: str) -> Sheet:
+def paired_sheet(groups: Sequence[Group], baseline: str, metric: str = "macro") -> Sheet:
     """Every row against the baseline, test by test."""
-    tests = compared(groups, baseline)
+    tests = compared(groups, baseline, metric)
     wide = len({g.column for g in groups}) > 1
     several = len({g.config.rule for g in groups}) > 1
     head = ["method", *(["rule"] if several else []), *(["condition"] if wide else []), "median difference", "p",
@@ -138,8 +149,8 @@ def paired_sheet(groups: Sequence[Group], baseline: str) -> Sheet:
             numbers = (f"{test.difference:+.2f}", p_text(test.p), p_text(test.p_holm), str(test.n))
             rows.append([*start, *(Entry(v, number=True) for v in numbers), Entry(test.over)])
     name = next(iter(tests.values())).baseline if tests else baseline
-    return Sheet(f"Against {name}, points of accuracy per pair", head, rows, _test_notes(groups, tests),
-                 left=1 + several + wide, label="comparison-tests")  # fmt: skip
+    title = f"Against {name}, points of {TITLES[metric]} accuracy per pair, {_when(groups)}"
+    return Sheet(title, head, rows, _test_notes(groups, tests), left=1 + several + wide, label="comparison-tests")
 
 
 def p_text(p: float) -> str:
@@ -157,7 +168,25 @@ def megabytes(count: float) -> str:
 
 def _title(groups: Sequence[Group]) -> str:
     every = all(_benign(g) for g in groups)
-    return f"Accuracy of the personal models{' of benign clients' if every else ''}, percent"
+    return f"Accuracy of the personal models{' of benign clients' if every else ''}, {_when(groups)}, percent"
+
+
+def _points(groups: Sequence[Group]) -> list[str]:
+    return list(dict.fromkeys(point for g in groups for point in g.points))
+
+
+def _when(groups: Sequence[Group]) -> str:
+    """The point at which models were judged, where it is one for all."""
+    points = _points(groups)
+    return "judged as each row says" if len(points) > 1 else f"judged {''.join(POINTS.get(p, p) for p in points)}"
+
+
+def _judged(group: Group) -> str:
+    return "; ".join(POINTS.get(p, p) for p in group.points)
+
+
+def _seconds(value: float) -> Entry:
+    return Entry("-" if math.isnan(value) else f"{value:.1f}", number=True)
 
 
 def _benign(group: Group) -> bool:
@@ -172,19 +201,44 @@ def _notes(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paire
     over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
     if metric is None:
         notes = [f"{over}; macro: mean over clients, micro: over test samples; sent: down and up, all rounds",
-                 "judged: each client's model as received, or after its local training"]  # fmt: skip
+                 "wall s: seconds from preparing a run to its result, evaluation and writing included; rounds s: of "
+                 "those, training and the server's work"]  # fmt: skip
     else:
         when, key = METRICS[metric]
         what = {"macro": "the mean over clients (macro)", "micro": "the share of right answers (micro)",
                 "worst_decile": "the mean of the worst tenth of the clients"}[key]  # fmt: skip
         at = "after the last round" if when == "last" else "at the round with the best micro accuracy"
         notes = [f"{over}; in the cells {what} {at}"]
-    notes += _threat(groups)
+    notes += [*_threat(groups), *_elsewhere(groups), *_broken(groups)]
     if len(rules) == 1 and rules[0] != "mean":
         notes.append(f"rule: {rules[0]}")
+    if metric not in (None, "macro"):
+        notes += [f"no stars: {why}" for why in dict.fromkeys(t.why for t in tests.values() if t.over is None)]
     if any(t.p_holm < SIGNIFICANT for t in tests.values()):
         notes.append(f"* differs from {next(iter(tests.values())).baseline}, p < {SIGNIFICANT:g} (Wilcoxon, Holm)")
     return notes
+
+
+def _elsewhere(groups: Sequence[Group]) -> list[str]:
+    """Methods whose models are what local training makes of them, judged before it."""
+    own = dict(METHODS.items())
+    found = dict.fromkeys(g.config.method for g in groups if g.points == ["received"] and g.config.method in own
+                          and own[g.config.method].eval_point != "received")  # fmt: skip
+    said = {"fedavg-ft": "fedavg-ft as received is fedavg"}
+    before = "is judged before the local training that makes its models"
+    return [f"{said.get(m, f'{m} {before}')}: --eval-point after_local judges all methods after local training, auto "
+            "each at its own point" for m in found]  # fmt: skip
+
+
+def _broken(groups: Sequence[Group]) -> list[str]:
+    """Which runs diverged, by reason."""
+    who: dict[str, list[str]] = {}
+    for group in groups:
+        rule = "" if group.config.rule == "mean" else group.config.rule
+        where = ", ".join(part for part in (group.column, rule) if part)
+        for seed, why in group.diverged.items():
+            who.setdefault(why, []).append(f"{group.row}{f' ({where})' if where else ''} seed {seed}")
+    return [f"diverged: {', '.join(names)}: {why}" for why, names in who.items()]
 
 
 def _threat(groups: Sequence[Group]) -> list[str]:
@@ -214,7 +268,8 @@ def _test_notes(groups: Sequence[Group], tests: dict[int, Paired]) -> list[str]:
     for over in dict.fromkeys(t.over for t in made):
         counts = sorted({t.n for t in made if t.over == over})
         n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
-        how = "each client's accuracy averaged over the seeds" if over == "clients" else "macro accuracy of each seed"
+        mine = f"{TITLES[made[0].metric]} accuracy of each seed"
+        how = "each client's accuracy averaged over the seeds" if over == "clients" else mine
         notes.append(f"against {made[0].baseline}: Wilcoxon signed-rank test over {over}, two-sided, {n} pairs "
                      f"({how}); p (Holm): corrected for {len(made)} tests")  # fmt: skip
     notes += list(dict.fromkeys(t.why for t in made if t.why))
@@ -233,12 +288,17 @@ def markdown(made: Sheet) -> str:
 
     def cell(entry: Entry) -> str:
         text = f"**{_md(entry.text)}**" if entry.best else _md(entry.text)
-        return f"{text}{f' ± {entry.spread}' if entry.spread else ''}{_md(entry.mark)}"
+        return f"{text}{f' ± {entry.spread}' if entry.spread else ''}{_after(entry.mark, _md)}"
 
     rule = [":--" if i < made.left else "--:" for i in range(len(made.head))]
     lines = [f"**{_md(made.title)}**", "", _piped(map(_md, made.head)), _piped(rule)]
     lines += [_piped(map(cell, row)) for row in made.rows]
     return "\n".join([*lines, "", *(f"{_md(note)}  " for note in made.notes), ""])
+
+
+def _after(mark: str, escape: Callable[[str], str]) -> str:
+    """A mark behind a number, with the space before it."""
+    return " " * mark.startswith(" ") + escape(mark)
 
 
 def _piped(cells: Any) -> str:
@@ -264,7 +324,7 @@ def latex(made: Sheet) -> str:
     def cell(entry: Entry) -> str:
         text = rf"\textbf{{{_tex(entry.text)}}}" if entry.best else _tex(entry.text)
         star = entry.mark.startswith("*")
-        mark = ("$^{*}$" if star else "") + _tex(entry.mark[1:] if star else entry.mark)
+        mark = ("$^{*}$" if star else "") + _after(entry.mark[1:] if star else entry.mark, _tex)
         spread = r" $\pm$ " + entry.spread if entry.spread else ""
         return f"{text}{spread}{mark}"
 
@@ -280,14 +340,15 @@ def latex(made: Sheet) -> str:
     return "\n".join(lines)
 
 
-def comma_separated(groups: Sequence[Group], baseline: str | None = None) -> str:
+def comma_separated(groups: Sequence[Group], baseline: str | None = None, metric: str = "macro") -> str:
     """One line per group with every number in full."""
-    rows = summary(groups, baseline)
+    rows = summary(groups, baseline, metric)
     settings = list(dict.fromkeys(k for r in rows for k in r["settings"] if k != "attack"))
-    measures = [m.replace("-", "_") for m in METRICS] + ["std", "megabytes", "seconds"]
+    measures = [m.replace("-", "_") for m in METRICS] + ["std", "megabytes", "seconds", "wall"]
     head = ["method", "options", "attack", "rule", *settings, "seeds", "missing_seeds", "eval_point", "benign_only",
-            *(f"{m}_{part}" for m in measures for part in ("mean", "std")), "best_rounds"]  # fmt: skip
-    tests = ["baseline", "over", "n", "p", "p_holm", "difference", "why"] if baseline is not None else []
+            *(f"{m}_{part}" for m in measures for part in ("mean", "std")), *(f"{part}_mean" for part in PARTS),
+            "best_rounds", "diverged_seeds", "diverged"]  # fmt: skip
+    tests = ["baseline", "metric", "over", "n", "p", "p_holm", "difference", "why"] if baseline is not None else []
     file = io.StringIO(newline="")
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*head, *(f"paired_{t}" for t in tests)])
@@ -296,7 +357,9 @@ def comma_separated(groups: Sequence[Group], baseline: str | None = None) -> str
         writer.writerow([
             r["method"], options, r["attack"], r["rule"], *(r["settings"].get(k, "") for k in settings),
             _joined(r["seeds"]), _joined(r["missing"]), r["eval_point"], r["benign_only"],
-            *(_exact(r[m][part]) for m in measures for part in ("mean", "std")), _joined(r["best_rounds"]),
+            *(_exact(r[m][part]) for m in measures for part in ("mean", "std")),
+            *(_exact(r["times"][part]["mean"]) for part in PARTS), _joined(r["best_rounds"]),
+            " ".join(r["diverged"]), " | ".join(dict.fromkeys(r["diverged"].values())),
             *(_exact((r["paired"] or {}).get(t, "")) for t in tests),
         ])  # fmt: skip
     return file.getvalue()

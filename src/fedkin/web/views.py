@@ -18,9 +18,8 @@ from fedkin.web.values import Row, clean, columns, number, record, text
 MOST_RUNS = 1000  # in one answer
 MOST_COMPARED = 24
 FACETS = ("method", "data", "status", "attack")
-SETTINGS_ASIDE = ("options", "runs_dir", "checkpoint_every", "device", "data_dir", "way", "chunk")
 CURVES = ("round", "micro", "macro", "worst_decile", "std", "test_loss", "train_loss", "bytes_down", "bytes_up",
-          "seconds", "participants", "failed", "removed")  # fmt: skip
+          "seconds", "participants", "failed", "removed", "training", "evaluating", "writing", "wall")  # fmt: skip
 ACCURACIES = ("micro", "macro", "worst_decile", "std")
 
 
@@ -55,6 +54,8 @@ def summary(info: RunInfo) -> Row:
         **{k: number(parts.get(k)) for k in ACCURACIES},
         "bytes": None if None in sent else sum(n for n in sent if n is not None),
         "seconds": number(part(info, "seconds")),
+        "wall": number(part(info, "wall")),
+        "diverged": None if info.diverged is None else text(info.diverged, 500),
         "created": text(info.created, 40),
     }
 
@@ -224,8 +225,8 @@ def _running(values: Iterable[float]) -> list[float]:
 def compare_page(runs: Sequence[RunFolder]) -> Row:
     """The curves of several runs, and the settings in which they differ."""
     infos = [run.info for run in runs]
-    resolved = [_settings(info, info.config) for info in infos]
-    settings = [_settings(info, info.given or info.config) for info in infos]  # by which people tell them apart
+    resolved = [_settings(info, given=False) for info in infos]
+    settings = [_settings(info, given=True) for info in infos]  # by which people tell them apart
     keys = list(dict.fromkeys(k for s in resolved for k in s))
     differing = [k for k in keys if any(s.get(k) != resolved[0].get(k) for s in resolved)]
     lines = []
@@ -245,8 +246,8 @@ def compare_page(runs: Sequence[RunFolder]) -> Row:
     return {"runs": lines, "diff": diff, "same_split": len(splits) == 1}
 
 
-def _settings(info: RunInfo, config: Mapping[str, Any]) -> dict[str, Any]:
-    config = clean({k: v for k, v in config.items() if k not in SETTINGS_ASIDE})
+def _settings(info: RunInfo, given: bool) -> dict[str, Any]:
+    config = clean({k: v for k, v in info.settings(given).items() if k != "options"})
     options: dict[str, Any] = clean(info.options)
     return {**config, **{f"options.{k}": v for k, v in options.items()}}
 

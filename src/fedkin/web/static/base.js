@@ -78,6 +78,12 @@ export function brief(value) {
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
+// How a run stands, and whether its numbers are to be believed.
+export const standing = (run) => make("span", {}, badge(run.status), run.diverged ? make("small", { class: "diverged", title: run.diverged }, " diverged") : null);
+
+// The wall clock; runs of older versions know the time of their rounds alone.
+export const taken = (run) => (known(run.wall) || !known(run.seconds) ? seconds(run.wall) : `${seconds(run.seconds)} (rounds)`);
+
 export const badge = (status) => make("span", { class: `badge ${String(status).replace(/[^a-z]/g, "")}` }, String(status));
 
 // A table from head cells and rows of cells; numbers are right-aligned. A cell is text, a number's text, or a node.

@@ -1,6 +1,6 @@
 // Several runs side by side: their curves in one chart, the numbers, and where their configurations differ.
 
-import { ask, badge, brief, byId, make, percent, plain, runPath, seconds, shown, size, table } from "./base.js";
+import { ask, brief, byId, make, percent, plain, runPath, shown, size, standing, table, taken } from "./base.js";
 import { lineChart } from "./charts.js";
 
 const DASHES = [null, "7 4", "2 3"];
@@ -45,8 +45,8 @@ function numbers(runs) {
   return table("Results", ["run", "status", "method", "attack", "rule", { name: "seed", number: true }, { name: "rounds", number: true },
     { name: "macro", number: true }, { name: "worst decile", number: true }, { name: "micro", number: true }, { name: "std over clients", number: true },
     { name: "best round", number: true }, { name: "traffic", number: true }, { name: "time", number: true }],
-  runs.map((run) => [make("a", { href: runPath(run.id) }, run.id), badge(run.status), run.method, run.attack, run.rule, brief(run.seed), plain(run.rounds_done),
-    percent(run.macro), percent(run.worst_decile), percent(run.micro), percent(run.std), plain(run.best_round), size(run.bytes), seconds(run.seconds)]));
+  runs.map((run) => [make("a", { href: runPath(run.id) }, run.id), standing(run), run.method, run.attack, run.rule, brief(run.seed), plain(run.rounds_done),
+    percent(run.macro), percent(run.worst_decile), percent(run.micro), percent(run.std), plain(run.best_round), size(run.bytes), taken(run)]));
 }
 
 function differences(runs, diff) {

@@ -1,12 +1,12 @@
 // The list of runs: filters that live in the address, sorting, and a selection to compare.
 
-import { ask, badge, brief, byId, known, make, percent, plain, runPath, seconds, shown, size, when } from "./base.js";
+import { ask, brief, byId, known, make, percent, plain, runPath, shown, size, standing, taken, when } from "./base.js";
 
 const FILTERS = ["method", "data", "status", "attack", "text"];
 const PAGE = 200;
 const COLUMNS = [
   { key: "id", name: "run", cell: (run) => make("a", { href: runPath(run.id) }, run.id) },
-  { key: "status", name: "status", cell: (run) => badge(run.status) },
+  { key: "status", name: "status", cell: standing },
   { key: "method", name: "method", cell: (run) => run.method },
   { key: "data", name: "data", cell: (run) => run.data },
   { key: "attack", name: "attack", cell: (run) => run.attack },
@@ -16,7 +16,7 @@ const COLUMNS = [
   { key: "macro", name: "accuracy", number: true, cell: (run) => (known(run.macro) ? [meter(run.macro), percent(run.macro)] : "–") },
   { key: "worst_decile", name: "worst decile", number: true, cell: (run) => percent(run.worst_decile) },
   { key: "bytes", name: "traffic", number: true, cell: (run) => size(run.bytes) },
-  { key: "seconds", name: "time", number: true, cell: (run) => seconds(run.seconds) },
+  { key: "wall", name: "time", number: true, cell: taken },
   { key: "clients", name: "clients", number: true, cell: (run) => plain(run.clients) },
   { key: "partition", name: "partition", cell: (run) => run.partition },
   { key: "created", name: "started (UTC)", cell: (run) => when(run.created) },

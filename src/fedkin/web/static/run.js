@@ -4,7 +4,7 @@ import { apiPath, ask, badge, brief, byId, known, make, percent, plain, runPath,
 import { bars, columns, heatMap, lineChart, timeline } from "./charts.js";
 
 const id = byId("content").dataset.run;
-const CURVES = ["round", "micro", "macro", "worst_decile", "std", "test_loss", "train_loss", "bytes_down", "bytes_up", "seconds", "participants", "failed", "removed"];
+const CURVES = ["round", "micro", "macro", "worst_decile", "std", "test_loss", "train_loss", "bytes_down", "bytes_up", "seconds", "participants", "failed", "removed", "training", "evaluating", "writing", "wall"];
 const KINDS = {
   removed: { name: "removed", shape: "cross", slot: 2 },
   rejected: { name: "rejected", shape: "ring", slot: 4 },
@@ -76,6 +76,11 @@ function drawCurves() {
 
 const tile = (name, value, small) => make("div", { class: "tile" }, make("dt", {}, name), make("dd", {}, value, small ? make("small", {}, small) : null));
 
+// Where the wall clock went; runs of older versions know of their rounds alone.
+const spent = (last) => (known(last.training)
+  ? `training ${seconds(last.training)} · server ${seconds(last.seconds - last.training)} · evaluating ${seconds(last.evaluating)} · writing ${seconds(last.writing)}`
+  : `${seconds(last.seconds)} in rounds`);
+
 function drawHead() {
   const last = newest();
   const total = page.rounds_total || 0;
@@ -87,9 +92,10 @@ function drawHead() {
   bar.setAttribute("aria-valuemax", total);
   bar.setAttribute("aria-valuenow", done);
   bar.firstElementChild.style.width = `${total ? Math.min(100, (100 * done) / total) : 0}%`;
-  const left = last && done && page.status === "running" ? `, about ${seconds((last.seconds / done) * (total - done))} left` : "";
+  const left = last && done && page.status === "running" ? `, about ${seconds(((known(last.wall) ? last.wall : last.seconds) / done) * (total - done))} left` : "";
   byId("going").textContent = `${done} of ${total} rounds${left}`;
-  byId("problem").replaceChildren(...(page.error ? [make("p", { class: "problem", role: "alert" }, page.error)] : []));
+  byId("problem").replaceChildren(...(page.error ? [make("p", { class: "problem", role: "alert" }, page.error)] : []),
+    ...(page.diverged ? [make("p", { class: "problem", role: "alert" }, `Diverged: ${page.diverged}.`)] : []));
   byId("report").hidden = !page.report;
   if (!last) return;
   const best = [...rows.values()].sort((a, b) => a.round - b.round || a.final - b.final).reduce((top, row) => (known(row.micro) && (!top || row.micro > top.micro) ? row : top), null);
@@ -99,7 +105,7 @@ function drawHead() {
     tile("worst decile", percent(last.worst_decile), "mean of the worst tenth"),
     tile("best round", best ? plain(best.round) : "–", best ? `${best.final ? "after final tuning, " : ""}micro ${percent(best.micro)}` : ""),
     tile("traffic", size((last.bytes_down || 0) + (last.bytes_up || 0)), `↓ ${size(last.bytes_down)} · ↑ ${size(last.bytes_up)}`),
-    tile("time", seconds(last.seconds), last.round ? `${seconds(last.seconds / last.round)} a round` : ""),
+    tile("time", seconds(known(page.wall) ? page.wall : last.wall), spent(last)),
     tile("removed", plain(last.removed), found && known(found.accuracy) ? `found out: ${percent(100 * found.accuracy)} %` : page.malicious.length ? `${page.malicious.length} are malicious` : ""));
 }
 

@@ -1,0 +1,146 @@
+"""A run whose numbers are not to be believed says so, and one that is merely bad does not."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedkin as fk
+from fedkin.cli import app
+from fedkin.divergence import Refusal, at_chance, divergence
+from fedkin.rounds import Accuracy, RoundRecord
+from fedkin.testing import finished, job_of
+from fedkin.track.folder import RunFolder
+
+TINY: dict[str, Any] = {"rounds": 2, "clients": 6, "epochs": 1, "way": "each", "device": "cpu", "partition": "iid"}
+
+
+SKEWED: dict[str, Any] = {**TINY, "clients": 20, "rounds": 3, "partition": "pathological:2"}
+
+
+def record(round: int, micro: float, train: float, test: float) -> RoundRecord:
+    return RoundRecord(round, Accuracy(micro, micro, micro, 0.0), test, train, 0, 0, 0.0, 1, 0, 0)
+
+
+FINE = [record(1, 10.0, 2.0, 2.2), record(2, 60.0, 1.0, 1.1)]
+REFUSED = "'model' has 3 values that are not finite"
+
+
+@pytest.mark.parametrize(
+    ("history", "refusals", "says"),
+    [
+        (FINE, [], None),
+        ([], [], None),
+        (FINE, [Refusal(1, 5, 10, REFUSED)], None),  # half is not most
+        (FINE, [Refusal(1, 1, 10, REFUSED), Refusal(2, 6, 10, REFUSED)], "in round 2 the replies of 6 of 10 benign"),
+        ([FINE[0], replace(FINE[1], train_loss=math.inf)], [], "the training loss was not finite after round 2"),
+        ([replace(FINE[0], test_loss=math.inf), FINE[1]], [], "the test loss was not finite after round 1"),
+        ([replace(r, test_loss=math.nan) for r in FINE], [], None),  # nobody has test samples
+        ([record(1, 9.0, 2.1, 2.3), record(2, 10.0, 1.9, 2.2)], [], None),  # at chance, but learning
+        ([record(1, 9.0, 700.0, 2.3), record(2, 10.0, 1.9, 2.2)], [], "the training loss had reached 700 by round 1"),
+        ([record(1, 9.0, 2.0, 2.3), record(2, 10.0, 1.9, 50.0)], [], "the test loss had reached 50 by round 2"),
+        ([record(1, 9.0, 700.0, 2.3), record(2, 12.0, 1.9, 2.2)], [], None),  # it came back
+    ],
+)
+def test_what_a_history_says(history: list[RoundRecord], refusals: list[Refusal], says: str | None) -> None:
+    found = divergence(history, refusals, classes=10, chance=10.0)
+    assert found is None if says is None else found is not None and says in found
+
+
+def test_being_at_chance_under_attack_is_what_the_attack_is_for() -> None:
+    lost = [record(1, 9.0, 700.0, 2.3), record(2, 10.0, 1.9, 2.2)]
+    assert divergence(lost, [], 10, 10.0, attacked=True) is None
+    assert divergence([replace(FINE[1], test_loss=math.inf)], [], 10, 10.0, attacked=True) is not None
+    assert not at_chance(record(1, 100.0, 0, 0), classes=1, chance=100.0), "one class: nothing to guess"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedcap", "local"])
+def test_a_learning_rate_without_sense_is_told(method: str) -> None:
+    broken, fine = (fk.run(method, lr=lr, **TINY) for lr in (1e30, 0.05))
+    assert broken.diverged is not None
+    assert f"diverged: {broken.diverged}" in broken.remarks
+    assert broken.to_dict()["diverged"] == broken.diverged
+    assert "6 of 6" in broken.diverged or method == "local"
+    assert fine.diverged is None
+    assert not any("diverged" in r for r in fine.remarks)
+
+
+def test_a_collapse_that_stays_finite_is_told_and_a_short_run_is_not_called_one() -> None:
+    collapsed, short = (fk.run("fedavg", **SKEWED, lr=lr) for lr in (5.0, 0.01))
+    assert "the training loss had reached" in str(collapsed.diverged)
+    assert short.diverged is None
+    assert short.accuracy.micro < 13, "as bad as guessing"
+    assert any("no more than always guessing the most frequent class gives (13.23 %)" in r for r in short.remarks)
+
+
+def test_what_attackers_send_is_no_divergence_of_the_run() -> None:
+    class Flood:
+        """Five of six clients send what is not finite."""
+
+        def __init__(self, bad: set[int]) -> None:
+            self.bad = bad
+
+        def __call__(self, ids: Any, phase: str, message: Any, answer: Any, round: int) -> Any:
+            for k, client in enumerate(answer.ids.tolist()):
+                if client in self.bad:
+                    for value in answer.replies.values():
+                        value[k] = torch.nan
+            return answer
+
+    honest = fk.run("fedavg", **TINY, lr=0.05, attack="sf", malicious=0.5)
+    bad = set(honest.malicious)
+    assert len(bad) == 3
+    assert tampered(Flood(bad), attack="sf", malicious=0.5).diverged is None
+    more = tampered(Flood(bad | {min(set(range(6)) - bad)}), attack="sf", malicious=0.5)
+    assert more.diverged is None, "one benign client of three"
+    most = tampered(Flood(set(range(5)) | bad), attack="sf", malicious=0.5)
+    assert most.diverged is not None
+    assert "benign clients were refused" in most.diverged
+
+
+def tampered(tamper: Any, **settings: Any) -> Any:
+    from fedkin.config import make_config
+    from fedkin.rounds import run_config
+
+    return run_config(make_config({"method": "fedavg", "lr": 0.05, **TINY, **settings}), tamper=tamper)
+
+
+def test_refusals_outlive_a_checkpoint() -> None:
+    job = finished(job_of("fedavg", lr=1e30))
+    again = job_of("fedavg", lr=1e30)
+    again.restore(job.state())
+    assert again.refusals == job.refusals
+    assert again.result().diverged == job.result().diverged is not None
+
+
+def test_a_run_says_it_and_its_exit_status_is_1(tmp_path: Path) -> None:
+    flags = [w for k, v in TINY.items() for w in (f"--{k}", str(v))] + ["--runs-dir", str(tmp_path)]
+    shown = CliRunner().invoke(app, ["run", "fedavg", "--lr", "1e30", *flags])
+    assert shown.exit_code == 1
+    assert "diverged   in round 1 the replies of 6 of 6 benign clients were refused" in shown.stdout
+    assert shown.stdout.count("were refused") == 1, "said once"
+    (folder,) = tmp_path.iterdir()
+    run = RunFolder.open(folder)
+    assert run.info.status == "finished"
+    assert "were refused" in str(run.info.diverged)
+    assert "diverged: in round 1" in (folder / "log.txt").read_text()
+    assert json.loads((folder / "run.json").read_text())["result"]["diverged"] == run.info.diverged
+    listed = CliRunner().invoke(app, ["runs", "--runs-dir", str(tmp_path)], env={"COLUMNS": "200"})
+    assert "finished, diverged" in listed.stdout
+    assert "were refused" in CliRunner().invoke(app, ["show", "last", "--runs-dir", str(tmp_path)]).stdout
+    from fedkin.track.report import write_report
+    from fedkin.web.views import summary
+
+    assert "were refused" in summary(run.info)["diverged"]
+    (page,), _ = write_report([run], tmp_path / "report", ["html"])
+    text = page.read_text()
+    assert '<span class="bad">diverged</span>' in text
+    assert "were refused" in text
+    assert CliRunner().invoke(app, ["run", "fedavg", "--lr", "inf", *flags]).exit_code == 2
