@@ -178,7 +178,7 @@ def test_all_methods_are_judged_at_one_point_and_the_table_says_which(tmp_path: 
 
     said, rows = table()
     assert said.count("judged as received, percent") == 3
-    assert said.count("fedavg-ft as received is fedavg") == 3
+    assert said.count("-ft as received is fedavg") == 3
     assert {r["eval_point"] for r in rows} == {"received"}
     assert rows[0]["macro_mean"] == rows[1]["macro_mean"], "which is what the note says"
     said, rows = table("--eval-point", "after_local")
@@ -208,7 +208,7 @@ def test_a_run_at_the_methods_own_point_is_the_cell_of_a_comparison(tmp_path: Pa
 
 
 def test_python_compares_at_one_point() -> None:
-    settings: dict[str, Any] = {"rounds": 1, "clients": 4, "epochs": 1, "way": "each"}
+    settings: dict[str, Any] = {"rounds": 1, "clients": 5, "epochs": 1, "way": "each"}
     assert {r["eval_point"] for r in fk.compare(["fedavg", "fedavg-ft"], **settings)[1]} == {"received"}
     own = fk.compare(["fedavg", "fedavg-ft"], eval_point="auto", **settings)[1]
     assert [r["eval_point"] for r in own] == ["received", "after_local"]
@@ -232,7 +232,7 @@ def test_a_diverged_cell_is_marked_everywhere_and_is_exit_1(tmp_path: Path) -> N
     found = json.loads(call(*words, "--json").stdout)  # from the folders this time
     assert all(c["diverged"] for c in found["cells"])
     assert "were refused" in found["table"][0]["diverged"]["0"]
-    row = fk.compare(["fedavg"], rounds=1, clients=4, epochs=1, way="each", lr=1e30)[1][0]
+    row = fk.compare(["fedavg"], rounds=1, clients=5, epochs=1, way="each", lr=1e30)[1][0]
     assert "were refused" in row["diverged"]["0"]
 
 

@@ -385,8 +385,8 @@ class Job:
     def _chance(self) -> float:
         """Percent of the test samples that count that a model gets right which always says the same."""
         source, parts = self.site.source, self.site.parts["test"]
-        rows = np.concatenate([np.asarray(parts[c], np.int64) for c in self._counted])
-        labels = source.y.cpu().numpy()[rows]
+        rows = np.concatenate([np.zeros(0, np.int64), *(parts[c] for c in self._counted)])
+        labels = source.y.cpu().numpy()[rows % max(source.count, 1)]  # an attacker's version is that sample
         return 100.0 * np.bincount(labels).max() / len(labels) if len(labels) else 100.0 / self.prepared.classes
 
     def backdoor(self) -> dict[str, float | None] | None:

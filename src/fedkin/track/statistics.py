@@ -147,6 +147,10 @@ class Group:
     def metric(self, name: str) -> dict[str, float]:
         return self.over_seeds(lambda o: measure(o, name))
 
+    def time(self, part: str) -> dict[str, float]:
+        """Seconds of the wall clock that went into one of `clock.PARTS`."""
+        return self.over_seeds(lambda o: o.times.get(part, math.nan))
+
     def to_dict(self) -> dict[str, Any]:
         """A line of `compare --json`."""
         first = self.outcomes[0] if self.outcomes else None
@@ -163,7 +167,7 @@ class Group:
             "megabytes": self.over_seeds(lambda o: o.sent / 1e6),
             "seconds": self.over_seeds(lambda o: o.seconds),
             "wall": self.over_seeds(lambda o: o.wall),
-            "times": {part: self.over_seeds(lambda o, part=part: o.times.get(part, math.nan)) for part in PARTS},
+            "times": {part: self.time(part) for part in PARTS},
             "diverged": {str(seed): why for seed, why in self.diverged.items()},
             "splits": [o.split for o in self.outcomes],
         }  # fmt: skip
