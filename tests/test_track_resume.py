@@ -521,7 +521,7 @@ def test_sigterm_stops_after_the_round(tmp_path: Path) -> None:
 
 def test_a_signal_that_is_delivered_twice_is_one_request(tmp_path: Path) -> None:
     """As `timeout` does it: to the process, and to its group."""
-    slow = ["--rounds", "500", "--epochs", "200", "--clients", "20", "--way", "each"]
+    slow = ["--rounds", "500", "--epochs", "50", "--clients", "20", "--way", "each"]
     running = program("run", "fedavg", *slow, where=tmp_path, start_new_session=True)
     assert running.stderr is not None
     while "round 1/" not in running.stderr.readline():

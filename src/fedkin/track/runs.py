@@ -67,7 +67,8 @@ def start(
     with job.clock.counting("writing"):
         created = Recorder.create(runs_folder(config.runs_dir), job, config, _objects(config, given))
     with created as recorder:
-        recorder.attach(job)
+        with job.clock.counting("writing"):
+            recorder.attach(job)
         return follow(job, recorder, on_event, signals, say, stop, sinks)
 
 
@@ -103,8 +104,9 @@ def resume(
             if not job.finished:
                 raise DataError(f"run {info.id!r} is finished, but the models in its last checkpoint are gone")
             return replace(job.result(), run=str(info.path))
-        recorder.resumed(job.fed.round)
-        recorder.attach(job, marks)
+        with job.clock.counting("writing"):
+            recorder.resumed(job.fed.round)
+            recorder.attach(job, marks)
         return follow(job, recorder, on_event, signals, say, stop, sinks)
 
 
