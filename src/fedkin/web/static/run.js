@@ -105,7 +105,7 @@ function drawHead() {
     tile("worst decile", percent(last.worst_decile), "mean of the worst tenth"),
     tile("best round", best ? plain(best.round) : "–", best ? `${best.final ? "after final tuning, " : ""}micro ${percent(best.micro)}` : ""),
     tile("traffic", size((last.bytes_down || 0) + (last.bytes_up || 0)), `↓ ${size(last.bytes_down)} · ↑ ${size(last.bytes_up)}`),
-    tile("time", seconds(known(page.wall) ? page.wall : last.wall), spent(last)),
+    tile("time", seconds(known(page.wall) && !(last.wall > page.wall) ? page.wall : last.wall), spent(last)),
     tile("removed", plain(last.removed), found && known(found.accuracy) ? `found out: ${percent(100 * found.accuracy)} %` : page.malicious.length ? `${page.malicious.length} are malicious` : ""));
 }
 
