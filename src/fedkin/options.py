@@ -78,8 +78,9 @@ def _convert(name: str, kind: Any, value: Any, field: dataclasses.Field[Any]) ->
             continue
         low, high, above = (field.metadata.get(k) for k in ("low", "high", "above"))
         for number in converted if isinstance(converted, tuple) else (converted,):
-            endless = number == math.inf and field.metadata.get("infinite")
-            if isinstance(number, float) and not math.isfinite(number) and not endless:
+            if isinstance(number, float) and not math.isfinite(number):
+                if number == math.inf and field.metadata.get("infinite"):
+                    continue
                 raise UsageError(f"{name}={value!r}: accepts {accepted}, and it must be finite")
         if isinstance(converted, int | float) and not isinstance(converted, bool):
             if low is not None and converted < low:
