@@ -115,14 +115,15 @@ class Bench:
         chooser: Chooser | None = None,
     ) -> None:
         self.model, self.opt, self.epochs, self.batch, self.seed = model, opt or SGD(0.05), epochs, batch, seed
-        self.layout = Layout.of(model, head, buffers)
         self.source = Source(x, y, torch.device("cpu"))
+        example = self.source.batch(torch.arange(min(6, len(y))))
+        self.layout = Layout.of(model, head, buffers, example=example)
         edges = np.cumsum([0, *sizes])
         self.parts = [np.arange(a, b) for a, b in pairwise(edges)]
         self.initial = self.layout.row(model)
         tests = [np.array(t, np.int64) for t in test] if test is not None else self.parts
         self.site = Site(
-            forward=trace(model, self.layout, self.source.batch(torch.arange(min(6, len(y))))),
+            forward=trace(model, self.layout, example),
             layout=self.layout,
             initial=self.initial,
             source=self.source,

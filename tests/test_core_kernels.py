@@ -220,7 +220,7 @@ def test_a_network_of_many_rows_takes_these_convolutions(monkeypatch, bias, smoo
     used = []
     real = convolutions.convolve
     monkeypatch.setattr(convolutions, "convolve", lambda *given: used.append(given[1].shape) or real(*given))
-    layout = Layout.of(net, None, "average")
+    layout = Layout.of(net, "6", "average")
     program, rows = Program(net, layout), layout.row(net).to(DEVICE).repeat(3, 1)
     rows = (rows * (1 + 0.2 * torch.randn_like(rows))).requires_grad_()
     x, g = torch.randn(3 * 5, 3, 10, 10, device=DEVICE), torch.randn(3, 5, 4, device=DEVICE)

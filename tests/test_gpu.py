@@ -56,7 +56,7 @@ def job(model: nn.Module, **changes: object) -> Work:
     parts = [np.arange(e - n, e) for e, n in zip(ends, SIZES, strict=True)]
     x = rng.integers(0, 256, (int(ends[-1]), *SHAPE), dtype=np.uint8)
     y = rng.integers(0, CLASSES, int(ends[-1]))
-    layout = Layout.of(model)
+    layout = Layout.of(model, "head")
     example = Source(x[:6], y[:6], torch.device("cpu")).batch(torch.arange(6))
     settings: dict[str, object] = {
         "forward": trace(model, layout, example),
@@ -66,7 +66,7 @@ def job(model: nn.Module, **changes: object) -> Work:
         "source": Source(x, y, device),
         "plan": plan(parts, np.arange(ROWS), 1, 10, (0,), True),
         "opt": SGD(0.01),
-        "learn": tuple(n for n, _ in model.named_parameters()),
+        "learn": layout.learnt("model"),
     }
     return Work(**{**settings, **changes})  # type: ignore[arg-type]
 
@@ -90,7 +90,7 @@ def test_every_optimiser(way: str, opt: object) -> None:
 @pytest.mark.parametrize("way", ["graph", "compiled"])
 def test_pull_mask_and_terms(way: str) -> None:
     model = build("fedcap-cifar", SHAPE, CLASSES)
-    width = Layout.of(model).width
+    width = Layout.of(model, "head").width
     generator = torch.Generator("cuda").manual_seed(0)
     mask = torch.rand(ROWS, width, device="cuda", generator=generator) < 0.5
     anchor = torch.randn(ROWS, width, device="cuda", generator=generator) * 0.01
@@ -111,10 +111,19 @@ def test_batch_norm_dropout_and_augmentation(way: str) -> None:
     same(way, build("fedcap-cifar", SHAPE, CLASSES), plan=type(steps)(steps.table, steps.sizes, moves))
 
 
+@pytest.mark.parametrize("way", ["batched", "graph", "compiled"])
+@pytest.mark.parametrize("frozen", ["body.0", "body.1", ("body.0.weight", "body.4.weight"), "head", "body"], ids=str)
+def test_frozen_parameters(way: str, frozen: str | tuple[str, ...]) -> None:
+    model = WithNorm()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen))
+    same(way, model, tolerance=5e-2, opt=SGD(1e-3))
+
+
 def test_graphs_are_reused_with_other_rows_and_moments_go_on() -> None:
     model = build("mlp", SHAPE, CLASSES)
     opt = Adam(1e-3)
-    width, device = Layout.of(model).width, torch.device("cuda")
+    width, device = Layout.of(model, "head").width, torch.device("cuda")
     first, second = job(model, opt=opt), job(model, opt=opt)
     second.forward, second.source = first.forward, first.source
     for work in (first, second):

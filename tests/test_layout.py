@@ -20,6 +20,10 @@ def network(name: str, seed: int = 0) -> nn.Module:
     return build(name, ZOO[name], 3, 20 if name == "fasttext" else 0, seed)
 
 
+def example(name: str) -> torch.Tensor:
+    return torch.zeros(2, *ZOO[name], dtype=torch.int64 if name == "fasttext" else torch.float32)
+
+
 class Normed(nn.Module):
     """Body 3x4 + 3 and 2 x 3 of the norm, statistics 2 x 3, head 3x2 + 2; the head is registered first."""
 
@@ -38,7 +42,7 @@ def test_a_row_written_into_another_network_makes_it_the_same(name: str, buffers
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2.0)
-    layout = Layout.of(one, buffers=buffers)
+    layout = Layout.of(one, "head", buffers)
     row = layout.row(one)
     assert not torch.equal(row, layout.row(two))
     layout.load(two, row)
@@ -50,7 +54,7 @@ def test_a_row_written_into_another_network_makes_it_the_same(name: str, buffers
 
 @pytest.mark.parametrize("name", ZOO)
 def test_columns_cover_the_row_without_gaps(name: str) -> None:
-    layout = Layout.of(network(name))
+    layout = Layout.of(network(name), example=example(name))
     at = 0
     for slot in layout.slots:
         assert slot.start == at
@@ -85,10 +89,10 @@ def test_views_share_the_rows_memory() -> None:
     assert layout.tensors(rows)["inside.weight"].shape == (3, 3, 4)
 
 
-def test_the_head_is_the_last_linear_layer_unless_named() -> None:
-    chain = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4))
-    assert Layout.of(chain).head_name == "2"
-    assert Layout.of(chain).size("head") == 16
+def test_the_head_is_the_layer_that_makes_the_output_unless_named() -> None:
+    chain, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4)), torch.zeros(5, 2)
+    assert Layout.of(chain, example=x).head_name == "2"
+    assert Layout.of(chain, example=x).size("head") == 16
     assert Layout.of(chain, "0").size("head") == 9
 
 
@@ -112,11 +116,12 @@ def test_without_a_head_all_is_body() -> None:
     [
         (lambda: Layout.of(network("mlp"), "haed"), "did you mean 'head'"),
         (lambda: Layout.of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "1"), "ReLU without parameters"),
-        (lambda: Layout.of(nn.Sequential(nn.Conv2d(1, 1, 3))), "no nn.Linear"),
+        (lambda: Layout.of(nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten()), example=example("mlp")), "no nn.Linear"),
+        (lambda: Layout.of(network("mlp")), "which module is the head"),
         (lambda: Layout.of(network("mlp").half()), "not float32"),
         (lambda: Layout.of(network("mlp"), buffers="mean"), "'average'"),
-        (lambda: Layout.of(network("mlp")).columns("tail"), "unknown part"),
-        (lambda: Layout.of(network("mlp")).load(network("mlp"), torch.zeros(3)), "columns, got shape"),
+        (lambda: Layout.of(network("mlp"), "head").columns("tail"), "unknown part"),
+        (lambda: Layout.of(network("mlp"), "head").load(network("mlp"), torch.zeros(3)), "columns, got shape"),
     ],
 )
 def test_mistakes_are_named(make, words: str) -> None:

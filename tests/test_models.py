@@ -23,12 +23,12 @@ from fedkin.models import MODELS, build, default_model
     ],
 )
 def test_networks_have_the_papers_sizes(name: str, shape: tuple[int, ...], classes: int, body: int, head: int) -> None:
-    layout = Layout.of(build(name, shape, classes))
+    layout = Layout.of(build(name, shape, classes), "head")
     assert (layout.size("body"), layout.size("head")) == (body, head)
 
 
 def test_resnet18_has_eleven_million_parameters() -> None:
-    layout = Layout.of(build("resnet18", (3, 224, 224), 10))
+    layout = Layout.of(build("resnet18", (3, 224, 224), 10), "head")
     assert layout.parameters == 11_181_642
     assert layout.size("head") == 5_130
     assert layout.size("buffers") == 9_600  # a mean and a variance for each of 4,800 channels
@@ -38,7 +38,7 @@ def test_resnet18_has_eleven_million_parameters() -> None:
 def test_a_network_depends_on_its_seed_alone(name: str) -> None:
     shape, vocabulary = ((5,), 20) if name == "fasttext" else ((3, 32, 32), 0)
     state = torch.get_rng_state()
-    layout = Layout.of(build(name, shape, 3, vocabulary))
+    layout = Layout.of(build(name, shape, 3, vocabulary), "head")
     first, again, other = (layout.row(build(name, shape, 3, vocabulary, seed)) for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

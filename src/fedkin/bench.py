@@ -323,9 +323,9 @@ def _site(
     count = int(ends[-1])
     x = rng.integers(0, 256, (count, *case.shape), dtype=np.uint8)
     y = rng.integers(0, case.classes, count)
-    layout = Layout.of(network)
-    initial = layout.row(network).to(device)
     example = Source(x[:6], y[:6], torch.device("cpu")).batch(torch.arange(6))
+    layout = Layout.of(network, example=example)
+    initial = layout.row(network).to(device)
     site = Site(
         forward=trace(network, layout, example), layout=layout, initial=initial, source=Source(x, y, device),
         parts={"train": parts, "validation": [p[:0] for p in parts], "test": parts},

@@ -311,13 +311,9 @@ class Cohort:
         return rows.detach().expand(len(self), -1).clone()
 
     def _learned(self, learn: Learn) -> tuple[str, ...]:
-        kinds = {"model": ("body", "head"), "body": ("body",), "head": ("head",)}
-        if learn not in kinds:
-            raise UsageError(f"learn={learn!r}: choose one of {', '.join(kinds)}")
-        chosen = tuple(s.name for s in self.layout.slots if s.kind in kinds[learn])
-        if not chosen:
-            raise UsageError(f"learn={learn!r}: this network has no such part (its head is {self.layout.head_name!r})")
-        return chosen
+        if learn not in ("model", "body", "head"):
+            raise UsageError(f"learn={learn!r}: choose one of model, body, head")
+        return self.layout.learnt(learn)
 
     # ------------------------------------------------------------ looking at models, without changing them
 
@@ -427,7 +423,7 @@ class Cohort:
             for x, y in self._batches(k, data, size):
                 with torch.enable_grad():
                     loss = F.cross_entropy(self._logits(tensors, x), y)
-                    grads = torch.autograd.grad(loss, leaves)
+                    grads = torch.autograd.grad(loss, leaves, materialize_grads=True)
                 trace += torch.stack([g.square().sum() for g in grads]).sum()
             return trace
 

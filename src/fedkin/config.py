@@ -44,7 +44,7 @@ class Config:
     shift: str | None = option(None, "feature shift: corruption names with commas between, or all; one per client")
     severity: int = option(5, "strength of the corruptions", low=1, high=5)
     model: str | None = option(None, "which network; `fedkin models` lists them (default: by the data)")
-    head: str | None = option(None, "the module that is the head (default: the last linear layer)")
+    head: str | None = option(None, "the module that is the head (default: the linear layer that makes the output)")
     buffers: Literal["average", "local"] = option("average", "BatchNorm statistics: sent with the body, or never")
     rounds: int = option(20, "communication rounds", low=1)
     participation: float = option(1.0, "share of the clients drawn each round", above=0, high=1)

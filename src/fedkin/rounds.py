@@ -514,7 +514,9 @@ def prepare(
     network = model
     if network is None:
         network = build(name, dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
-    layout = Layout.of(network, config.head, config.buffers)
+    sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
+    example = sample.batch(torch.arange(len(sample.y)))
+    layout = Layout.of(network, config.head, config.buffers, example=example)
     adversary = None
     if attack is not None:
         adversary = Adversary.of(config, attack, split.clients)
@@ -523,8 +525,6 @@ def prepare(
     if id(dataset) not in shared:
         shared[id(dataset)] = dataset, Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
     source = shared[id(dataset)][1]
-    sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
-    example = sample.batch(torch.arange(len(sample.y)))
     forward = trace(network, layout, example)
     initial = layout.row(network).to(device)
     check_outputs(forward, layout, initial, example, dataset.classes)

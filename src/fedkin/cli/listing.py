@@ -220,7 +220,8 @@ def model_facts(name: str) -> dict[str, Any]:
     """Sizes from shapes alone: no weights are drawn."""
     entry, (shape, classes, vocabulary) = MODELS[name], example_of(name)
     with torch.device("meta"):
-        layout = Layout.of(entry.make(shape, classes, vocabulary))
+        samples = torch.zeros(2, *shape, dtype=torch.int64 if vocabulary else torch.float32)
+        layout = Layout.of(entry.make(shape, classes, vocabulary), example=samples)
     return {"name": name, "about": entry.about, "paper": entry.paper, "shape": list(shape), "classes": classes,
             "parameters": layout.parameters, "body": layout.size("body"), "head": layout.size("head"),
             "head_module": layout.head_name, "bytes": 4 * layout.size("model"),

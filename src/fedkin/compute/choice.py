@@ -70,7 +70,8 @@ class Chooser:
 
 def _signature(work: Work) -> str:
     """What decides the speed of a job, as text."""
-    shape = ",".join(f"{s.name}{list(s.shape)}" for s in work.layout.slots)
+    frozen = [f"{n}{list(shape)}=" for n, shape in work.layout.frozen.items()]
+    shape = ",".join([f"{s.name}{list(s.shape)}" for s in work.layout.slots] + frozen)
     rows = 1 << (len(work.rows) - 1).bit_length()
     terms = "+".join(t.name for t in work.terms)
     parts = [

@@ -1,13 +1,15 @@
 """A network as a program over rows: one forward pass for R models at once.
 
 Activations keep the network's own shape with rows and batch merged, [R*B, ...], so everything without parameters
-(ReLU, pooling, additions) runs as it stands; only layers with parameters have a rule that tells the rows apart.
+(ReLU, pooling, additions) runs as it stands; only layers with parameters have a rule that tells the rows apart. Frozen
+parameters are constants of the program, one copy for all rows; a layer that is frozen as a whole runs once for all.
 `trace` checks the program against the network itself; a network it cannot express is run by `Opaque`.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -23,7 +25,7 @@ from fedkin.compute import convolutions, kernels
 from fedkin.compute.patches import patches
 from fedkin.compute.rowmm import row_matmul
 from fedkin.errors import UsageError
-from fedkin.layout import Layout
+from fedkin.layout import Layout, check_output, inside
 
 
 @dataclass
@@ -339,6 +341,9 @@ class Program:
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         graph = fx.Tracer().trace(model)
         modules = dict(model.named_modules())
+        self.fixed = fixed_parameters(model, layout)
+        self._alone: set[str] = set()  # layers that are frozen as a whole
+        self._fixed_at: dict[torch.device, dict[str, Tensor]] = {}
         self.ops: list[Op] = []
         self.features = ""
         self.input = ""
@@ -354,7 +359,7 @@ class Program:
                 self.logits = node.args[0].name
             elif node.op == "call_module":
                 target = str(node.target)
-                if not self.features and _inside(target, layout.head_name):
+                if not self.features and inside(target, layout.head_name):
                     self.features = node.args[0].name
                 self._add_layer(node, target, modules[target])
             elif node.op == "call_function":
@@ -371,7 +376,7 @@ class Program:
         self._on_gpu = _pool_before_bias(self.ops, keep={self.features, self.logits})
         self.signature = "\n".join(
             [f"{op.name} {op.inputs} {op.options} {op.target} {op.layer or op.function}" for op in self.ops]
-            + [self.features, self.logits]
+            + [self.features, self.logits, *(f"{n} {_digest(t)}" for n, t in self.fixed.items())]
         )  # programs that read the same compute the same
 
     def _add_layer(self, node: fx.Node, target: str, layer: nn.Module) -> None:
@@ -382,6 +387,9 @@ class Program:
             raise _Unsupported
         if node.kwargs or len(node.args) != 1:
             raise _Unsupported
+        own = [f"{target}.{name}" for name, _ in layer.named_parameters()]
+        if own and all(name in self.fixed for name in own) and not isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+            self._alone.add(target)  # BatchNorm tells rows apart even so: each has statistics of its own
         self.ops.append(Op(node.name, node.args, layer=copy.deepcopy(layer), target=target, users=len(node.users)))
 
     def _add_function(self, node: fx.Node, function: Callable[..., Any]) -> None:
@@ -389,6 +397,9 @@ class Program:
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, rows: int, context: Context) -> Out:
         seen: dict[str, Any] = {self.input: x}
+        fixed = self._fixed_on(x.device) if self.fixed else {}
+        if fixed:
+            tensors = {**tensors, **{n: t.expand(rows, *t.shape[1:]) for n, t in fixed.items()}}
         ours = rows > 1 and not context.compiled and kernels.usable(x)
         for op in self._on_gpu if ours else self.ops:
             inputs = [_look(v, seen) for v in op.inputs]
@@ -397,11 +408,35 @@ class Program:
                 seen[op.name] = op.function(*inputs, **{k: _look(v, seen) for k, v in op.options.items()})
             elif type(op.layer) in RULES:
                 here = replace(context, salt=op.salt) if type(op.layer) is nn.Dropout else context
-                seen[op.name] = RULES[type(op.layer)](op.layer, op.target, tensors, inputs[0], rows, here)
+                rule, alone = RULES[type(op.layer)], op.target in self._alone
+                seen[op.name] = rule(op.layer, op.target, fixed if alone else tensors, inputs[0], 1 if alone else rows,
+                                     here)  # fmt: skip
             else:
                 seen[op.name] = op.layer(inputs[0])
         features, logits = seen[self.features].float(), seen[self.logits].float()
         return Out(features.reshape(rows, features.shape[0] // rows, -1), logits.view(rows, -1, logits.shape[-1]))
+
+    def _fixed_on(self, device: torch.device) -> dict[str, Tensor]:
+        """The frozen parameters there, each [1, ...]."""
+        if device not in self._fixed_at:
+            self._fixed_at[device] = {n: t.to(device).unsqueeze(0) for n, t in self.fixed.items()}
+        return self._fixed_at[device]
+
+
+def fixed_parameters(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    """The values of the frozen parameters, on the CPU, convolution kernels with channels last."""
+    found = {n: p.detach().cpu() for n, p in model.named_parameters() if n in layout.frozen}
+    return {n: t.clone(memory_format=torch.channels_last if t.dim() == 4 else torch.contiguous_format)
+            for n, t in found.items()}  # fmt: skip
+
+
+def frozen_digest(model: nn.Module, layout: Layout) -> str:
+    """Of the frozen values, which never travel: two sides that build a network by its name must have the same."""
+    return " ".join(f"{n} {_digest(t)}" for n, t in fixed_parameters(model, layout).items())
+
+
+def _digest(t: Tensor) -> str:
+    return hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -431,10 +466,6 @@ def _look(value: Any, seen: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
         return [_look(v, seen) for v in value]
     return value
-
-
-def _inside(target: str, head: str) -> bool:
-    return bool(head) and (target == head or target.startswith(head + "."))
 
 
 def _pool_before_relu(ops: list[Op], keep: set[str]) -> list[Op]:
@@ -479,7 +510,7 @@ def _usual_order(t: Tensor) -> Tensor:
 
 
 class Opaque:
-    """The network called as it is: one row directly, several under `vmap`."""
+    """The network called as it is: one row directly, several under `vmap`. Frozen parameters are its own copy's."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self._template = copy.deepcopy(model).cpu()
@@ -506,6 +537,7 @@ class Opaque:
         module.train(train)
         caught.clear()
         logits: Tensor = functional_call(module, tensors, (x,))
+        check_output(module, logits, len(x))
         features = caught[0] if caught else logits
         return features.flatten(1), logits
 

@@ -32,6 +32,7 @@ class Tape:
             (i for i, op in enumerate(program.ops) if op.name == program.features), len(program.ops) - 1
         )
         self.split = program.features != program.logits
+        self._fixed = program.fixed
         self._kept: dict[tuple[str, bool], Tensor] = {}
 
     @classmethod
@@ -55,7 +56,8 @@ class Tape:
     def gradients(
         self, params: Mapping[str, Tensor], learn: frozenset[str], x: Tensor, loss: LossGradient
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and its gradients by name. The gradients stay valid until the next call."""
+        """The loss and its gradients by name, of those that have one. They stay valid until the next call."""
+        params = {**params, **self._fixed} if self._fixed else params
         trail: list[tuple[Tensor, Any]] = []  # per layer: its input, and what its backward pass needs
         features = x
         for i, op in enumerate(self.ops):

@@ -138,12 +138,12 @@ def _steps_of_row(work: Work, r: int, tape: Tape | None) -> float:
         if tape is not None:
             with torch.no_grad():
                 loss, found = tape.gradients(own, names, x, partial(_loss_gradient, work.terms, y, given))
-            grads = [found[name] for name in work.learn]
+            grads = [found[n] if n in found else torch.zeros_like(t) for n, t in zip(work.learn, learn, strict=True)]
         else:
             context = Context(train=True, noise=None if noise is None else noise[s], dtype=work.dtype)
             out = work.forward({k: v.unsqueeze(0) for k, v in own.items()}, x, 1, context)
             loss = total(work.terms, out, y.unsqueeze(0), given).mean()
-            grads = list(torch.autograd.grad(loss, learn))
+            grads = list(torch.autograd.grad(loss, learn, materialize_grads=True))
         taken += 1
         value += loss.detach()
         with torch.no_grad():
@@ -317,7 +317,7 @@ def step_rows(work: Work, stack: Stack, active: int, loss: Loss, batch: Batch, g
     given = [{k: v[:active] for k, v in mine.items()} for mine in stack.given]
     values = loss(leaves, batch.chosen, batch.size, batch.moves, batch.noise, given)
     learn = [leaves[name] for name in work.learn]
-    grads = torch.autograd.grad(values.sum(), learn)
+    grads = torch.autograd.grad(values.sum(), learn, materialize_grads=True)
     if work.measure:
         return torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0)
     with torch.no_grad():
@@ -433,7 +433,7 @@ def _run_way(way: str, work: Work) -> Tensor:
         return each(work, workers=min(cores(), len(work.rows)))
     if way in ("each", "batched"):
         rows = 1 if way == "each" else len(work.rows)
-        small = rows * work.plan.table.shape[2] * work.layout.width < WORTH_SHARING
+        small = rows * work.plan.table.shape[2] * work.layout.weights < WORTH_SHARING
         with intra_op_threads(1 if small else torch.get_num_threads()):
             return each(work) if way == "each" else batched(work)
     from fedkin.compute import graphs

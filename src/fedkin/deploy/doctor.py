@@ -138,8 +138,9 @@ def _fits(x: Any, y: Any, config: Config | None) -> Step:
     chosen = (config.model if config else None) or default_model(x.shape[1:], 0)
     try:
         network = build(chosen, x.shape[1:], max(2, len(names)))
-        layout = Layout.of(network, config.head if config else None, config.buffers if config else "average")
         batch = Source(x[:16], codes[:16], torch.device("cpu")).batch(torch.arange(min(16, len(x))))
+        head, buffers = (config.head, config.buffers) if config else (None, "average")
+        layout = Layout.of(network, head, buffers, example=batch)
         with torch.no_grad():
             finite = bool(network.eval()(batch).isfinite().all())
     except (FedKinError, RuntimeError, ValueError) as error:

@@ -16,7 +16,7 @@ from fedkin.cohort import Site, Store
 from fedkin.compute import keys
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
-from fedkin.compute.program import trace
+from fedkin.compute.program import frozen_digest, trace
 from fedkin.config import Config, make_config
 from fedkin.data.own import split_client
 from fedkin.deploy import keys as key_files
@@ -166,7 +166,8 @@ def _serve(
     sites.speak(log)
     attempt = int(time.time() * 1000)
     settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}
-    shared = {"config": settings, "labels": together(facts)[2], "transport": serving.transport}
+    shared = {"config": settings, "labels": together(facts)[2], "transport": serving.transport,
+              "frozen": frozen_digest(job.model, job.site.layout)}  # fmt: skip
 
     def invitation(place: int) -> tuple[dict[str, Any], dict[str, Any]]:
         return {**shared, "round": job.fed.round}, {"initial": job.site.initial}
@@ -232,9 +233,9 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: FlowerEngin
     shape, dtype, labels = together(facts)
     name = config.model or default_model(shape, 0)
     network = build(name, shape, len(labels), 0, config.seed)
-    layout = Layout.of(network, config.head, config.buffers)
     nothing = Source(np.zeros((0, *shape), dtype), np.zeros(0, np.int64), torch.device("cpu"))
     sample = Source(np.zeros((6, *shape), dtype), np.zeros(6, np.int64), torch.device("cpu")).batch(torch.arange(6))
+    layout = Layout.of(network, config.head, config.buffers, example=sample)
     forward, initial = trace(network, layout, sample), layout.row(network)
     check_outputs(forward, layout, initial, sample, len(labels))
     point = point_of(config, kind)

@@ -25,11 +25,11 @@ from fedkin.cohort import Cohort, Site, Store
 from fedkin.compute import keys
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
-from fedkin.compute.program import trace
+from fedkin.compute.program import frozen_digest, trace
 from fedkin.config import Config, make_config
 from fedkin.data import Dataset
 from fedkin.data.own import read_site, split_client
-from fedkin.deploy.model_file import Card
+from fedkin.deploy.model_file import Card, tensors_of
 from fedkin.deploy.model_file import save as save_model
 from fedkin.deploy.state import Stamp, Vault, write_private
 from fedkin.deploy.wire import Parcel, Transport, pack, unpack
@@ -180,15 +180,18 @@ class Worker:
         dataset, parts = self._dataset(f.get("labels"), place, config)
         initial = message.values.get("initial")
         network = build(str(config.model), dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
-        layout = Layout.of(network, config.head, config.buffers)
+        sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
+        example = sample.batch(torch.arange(len(sample.y)))
+        layout = Layout.of(network, config.head, config.buffers, example=example)
         if not isinstance(initial, Tensor) or initial.shape != (layout.width,) or initial.dtype != torch.float32:
             raise FedKinError(f"the first model does not fit {config.model}: both sides need the same FedKin")
+        if frozen_digest(network, layout) != f.get("frozen", ""):
+            raise FedKinError(f"the frozen parameters of {config.model} are not the server's: both sides need the same")
         device = pick_device(self.device)
         odd = config.precision == "tf32" and device.type == "cpu"
         precision = pick_precision("auto" if odd else config.precision, device)
         source = Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
-        sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
-        forward = trace(network, layout, sample.batch(torch.arange(len(sample.y))))
+        forward = trace(network, layout, example)
         point = point_of(config, kind)
         store = Own(kind.keeps, layout, initial.to(device))
         site = Site(
@@ -310,7 +313,7 @@ class Worker:
 
     def _keep_model(self, job: Joined, rows: Tensor, number: int) -> None:
         card = Card(**{**vars(job.card), "round": number})
-        tensors = job.site.layout.tensors(rows[0].detach().cpu())
+        tensors = tensors_of(job.site.layout.load(job.network, rows[0].detach().cpu()))
         if all(bool(t.isfinite().all()) for t in tensors.values()):
             save_model(self.model_file, tensors, card)
 

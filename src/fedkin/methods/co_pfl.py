@@ -81,8 +81,8 @@ class COPFL(Method):
         self.freezes = self.options.aggregation == "or_freeze"
         self.z = torch.ones_like(self.model, dtype=torch.bool if self.freezes else torch.float32)
         self.alpha = torch.zeros(len(fed.all), device=row.device)  # weight in the last average: nobody is in one yet
-        outputs = [s.shape[0] for s in layout.slots if s.kind != "buffer"][-1]
-        self.most = 2 + self.options.pred_clip * math.log(outputs) if self.options.pred_clip else math.inf
+        clip = self.options.pred_clip
+        self.most = 2 + clip * math.log(layout.outputs) if clip else math.inf
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         asked = torch.from_numpy(cohort.ids)

@@ -25,6 +25,7 @@ class FedPer(Method):
     keeps = {"head": Keep("head")}
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
+        layout.require("body", "head")
         self.body = layout.body(row).clone()
 
     def round(self, fed: Federation, cohort: Clients) -> None:

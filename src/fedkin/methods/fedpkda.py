@@ -77,6 +77,8 @@ class FedPKDA(Method):
     }  # fmt: skip
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
+        if self.options.share == "body":
+            layout.require("body", "head")
         self.theta = row[layout.columns(self.options.share)].clone()
         self.prototypes = row.new_zeros(len(fed.all), 0, 0)  # [N, C, F] once somebody has sent some
         self.present = self.prototypes.bool().any(2)  # [N, C]

@@ -24,6 +24,9 @@ class TunedAtTheEnd(Method):
     tune_part: Learn
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
+        layout.require("body")
+        if self.tune_epochs and self.tune_part == "head":
+            layout.require("head")
         self.body = layout.body(row).clone()
 
     def finish(self, fed: Federation) -> None:

@@ -33,6 +33,7 @@ class LGFedAvg(Method):
     keeps = {"body": Keep("body")}
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
+        layout.require("body", "head")
         self.split = layout.size("body")
         self.model = row[layout.columns("model")].clone()
         self.head = layout.head(row).clone()

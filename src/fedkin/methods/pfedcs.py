@@ -23,7 +23,7 @@ from fedkin.compute import keys
 from fedkin.compute.losses import Term, cross_entropy, guide
 from fedkin.errors import UsageError
 from fedkin.federation import Clients, Federation, Replies, Reply, each
-from fedkin.layout import Layout
+from fedkin.layout import Layout, inside
 from fedkin.methods.base import METHODS, option
 from fedkin.methods.fedper import FedPer
 from fedkin.methods.mixture import Bools, Clustering, Floats, distances, lower_group
@@ -128,6 +128,10 @@ class PFedCS(FedPer):
 def classifier(layout: Layout) -> tuple[int, int]:
     """Outputs and inputs of a linear head; its weight comes first, then its bias if it has one."""
     slots, name = [s for s in layout.slots if s.kind == "head"], layout.head_name
+    still = [n for n in layout.frozen if inside(n, name)]
+    if still:
+        raise UsageError(f"method 'pfedcs' compares whole classifiers, but {still[0]!r} of the head is frozen "
+                         "(requires_grad=False): let it learn, or take another method")  # fmt: skip
     if [len(s.shape) for s in slots] not in ([2], [2, 1]) or slots[0].name != f"{name}.weight":
         raise UsageError(f"method 'pfedcs' compares linear classifiers: head {name!r} is not a linear layer")
     return slots[0].shape[0], slots[0].shape[1]
