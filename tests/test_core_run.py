@@ -63,7 +63,7 @@ def judged(right: list[int], wrong: list[int]) -> tuple[Dataset, Split]:
 
 
 def judge(method: type[Method], rounds: int = 1, **settings: Any) -> Job:
-    config = make_config({"rounds": rounds, "device": "cpu", "way": "each", **settings})
+    config = make_config({"rounds": rounds, "device": "cpu", "way": "each", "init": "given", **settings})
     data = judged([3, 1, 10, 0], [1, 1, 0, 0])
     return finished(prepare(config, method=method, model=echo(), data=data))
 
@@ -111,7 +111,7 @@ def test_evaluation_happens_every_so_often_and_at_the_end() -> None:
 
 
 def test_accuracy_may_be_watched_for_some_clients_only() -> None:
-    job = prepare(make_config({"rounds": 1, "device": "cpu"}), method=Still, model=echo(),
+    job = prepare(make_config({"rounds": 1, "device": "cpu", "init": "given"}), method=Still, model=echo(),
                   data=judged([3, 1, 10, 0], [1, 1, 0, 0]))  # fmt: skip
     job.watched = job.fed.all[[0, 1]]
     assert job.advance().accuracy.micro == pytest.approx(100 * 4 / 6)

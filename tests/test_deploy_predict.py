@@ -362,7 +362,7 @@ def test_command(tmp_path: Path) -> None:
 
     shown = json.loads(fedkin(str(tmp_path / "new.npz"), "--json", "--out", str(tmp_path / "p.csv")).stdout)
     with torch.no_grad():
-        logits = result.personal(0)((torch.from_numpy(x).float() / 255 - digits.mean) / digits.std)
+        logits = result.personal(0).network((torch.from_numpy(x).float() / 255 - digits.mean) / digits.std)
     expected = logits.argmax(1).tolist()
     assert [p["prediction"] for p in shown["predictions"]] == [digits.class_names[i] for i in expected]
     assert shown["accuracy"] == pytest.approx(100 * np.mean(np.array(expected) == y))

@@ -57,7 +57,7 @@ def job(options: dict[str, Any] | None = None, *, method: str = "fedpkda", sizes
         tamper: Any = None, **config: Any) -> Job:  # fmt: skip
     torch.manual_seed(1)
     values = {"method": method, "rounds": 4, "epochs": 2, "batch": 4, "lr": 0.05, "device": "cpu", "way": "each",
-              "options": options or {}, "clients": len(sizes), **config}  # fmt: skip
+              "init": "given", "options": options or {}, "clients": len(sizes), **config}  # fmt: skip
     return prepare(make_config(values), model=Net(), data=toy(sizes), tamper=tamper)
 
 

@@ -268,7 +268,8 @@ class Tiny(nn.Module):
 
 def job_of(method: str = "pfedcs", data: Any = None, model: nn.Module | None = None, tamper: Any = None,
            options: dict[str, Any] | None = None, **config: Any) -> Job:  # fmt: skip
-    settings = {"rounds": 4, "epochs": 1, "batch": 6, "lr": 0.1, "device": "cpu", "way": "each", **config}
+    settings = {"rounds": 4, "epochs": 1, "batch": 6, "lr": 0.1, "device": "cpu", "way": "each", "init": "given",
+                **config}  # fmt: skip
     torch.manual_seed(0)
     made = make_config({"method": method, **settings, "options": options or {}})
     return prepare(made, data=data or blocky(), model=model or Tiny(), tamper=tamper)

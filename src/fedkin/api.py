@@ -8,12 +8,12 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from fedkin.config import SAME_POINT, make_config
 from fedkin.data import Dataset, Partition, Split, from_arrays, from_torch
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, Method
+from fedkin.models import Given
 from fedkin.registry import Registry
 from fedkin.rounds import Listener, Result, run_config, split_of
 from fedkin.track import runs
@@ -29,16 +29,17 @@ def run(
     data: str | Dataset | tuple[Dataset, Split] = "digits",
     clients: int | Sequence[Any] | None = 20,
     partition: str | Partition = "pathological:2",
-    model: str | nn.Module | None = None,
+    model: str | Given | None = None,
     options: dict[str, Any] | None = None,
     on_event: Listener | None = None,
     **settings: Any,
 ) -> Result:
     """Train one federation; settings are those of `fedkin run --help` (rounds=..., lr=..., seed=...).
 
-    `method` is a name or your own class; `model` a name or an `nn.Module`; `clients` a number, or your data: a list
-    with one (x, y) or (x_train, y_train, x_test, y_test) or torch Dataset per client. With `runs_dir` the run leaves
-    a folder there, `result.run`, and can be resumed."""
+    `method` is a name or your own class; `model` a name, an `nn.Module` (copied, never changed; `init` says whether its
+    weights are drawn anew from the seed), or its class or a function that makes one; `clients` a number, or your data:
+    a list with one (x, y) or (x_train, y_train, x_test, y_test) or torch Dataset per client. With `runs_dir` the run
+    leaves a folder there, `result.run`, and can be resumed."""
     values: dict[str, Any] = {**settings, "options": options or {}, "partition": str(partition)}
     given: dict[str, Any] = {}
     if isinstance(method, str):
@@ -46,10 +47,10 @@ def run(
     else:
         values["method"] = _name_of(method, METHODS)
         given["method"] = method
-    if isinstance(model, nn.Module):
-        given["model"] = model
-    elif model is not None:
+    if isinstance(model, str):
         values["model"] = model
+    elif model is not None:
+        given["model"] = model
     if clients is None or isinstance(clients, int):
         values["clients"] = clients
     else:
@@ -84,7 +85,7 @@ def resume(
     *,
     runs_dir: str | None = None,
     method: type[Method] | None = None,
-    model: nn.Module | None = None,
+    model: Given | None = None,
     data: tuple[Dataset, Split] | None = None,
     clients: Sequence[Any] | None = None,
     on_event: Listener | None = None,

@@ -45,6 +45,8 @@ class Config:
     severity: int = option(5, "strength of the corruptions", low=1, high=5)
     model: str | None = option(None, "which network; `fedkin models` lists them (default: by the data)")
     head: str | None = option(None, "the module that is the head (default: the linear layer that makes the output)")
+    init: Literal["seed", "given"] = option(
+        "seed", "first weights of a network of your own (from Python): drawn from the seed, or those it came with")
     buffers: Literal["average", "local"] = option("average", "BatchNorm statistics: sent with the body, or never")
     rounds: int = option(20, "communication rounds", low=1)
     participation: float = option(1.0, "share of the clients drawn each round", above=0, high=1)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedkin import inference
 from fedkin.clock import Clock
 from fedkin.cohort import Site, Store, Training
 from fedkin.compute import graphs
@@ -44,7 +45,7 @@ from fedkin.federation import (
 from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.methods.base import REPORTS
-from fedkin.models import build, default_model
+from fedkin.models import Given, Ready, Samples, build, default_model, first_network
 from fedkin.robust import (
     Adversary,
     Backdoor,
@@ -162,6 +163,7 @@ class Result:
     _layout: Layout = field(repr=False)
     _rows: torch.Tensor = field(repr=False)  # [N, D] on the CPU
     _model: nn.Module = field(repr=False)
+    _samples: Samples = field(repr=False)
     run: str | None = None  # the run's folder, if it has one
     backdoor: dict[str, float | None] | None = None  # success of the attack, in percent: personal, global
     remarks: list[str] = field(default_factory=list)  # sentences a user should read before believing the numbers
@@ -174,12 +176,28 @@ class Result:
     def bytes(self) -> dict[str, int]:
         return {"down": sum(e.bytes_down for e in self.exchanges), "up": sum(e.bytes_up for e in self.exchanges)}
 
-    def personal(self, client: int) -> nn.Module:
-        """This client's model, an ordinary module in evaluation mode on the CPU."""
-        if not 0 <= client < len(self._rows):
-            raise UsageError(f"client {client}: this run has clients 0 to {len(self._rows) - 1}")
-        module = self._layout.load(copy.deepcopy(self._model), self._rows[client])
-        return module.eval()
+    def personal(self, client: int | str) -> Ready:
+        """The model of a client, by number or name: an ordinary module in evaluation mode on the CPU, ready for use.
+
+        It takes samples as the data had them (pixels as uint8 [n, C, H, W], which it normalises itself; numbers and
+        token ids as they are) and gives class scores; `.network` is the network alone, `.names` the classes."""
+        module = self._layout.load(copy.deepcopy(self._model), self._rows[self._number(client)])
+        return Ready(module, self._samples).eval()
+
+    def predict(self, x: Any, client: int | str) -> np.ndarray[Any, Any]:
+        """What a client's model takes each of these samples for: labels as the data had them (whole numbers, or names).
+        Samples are an array, tensor or list, not normalised."""
+        return inference.labels(self.personal(client), x)
+
+    def _number(self, client: int | str) -> int:
+        names = [c.name for c in self.per_client]
+        if isinstance(client, str):
+            if client not in names:
+                raise unknown("client", client, names)
+            return names.index(client)
+        if not 0 <= client < len(names):
+            raise UsageError(f"client {client}: this run has clients 0 to {len(names) - 1}")
+        return client
 
     @property
     def detection(self) -> Detection | None:
@@ -244,6 +262,7 @@ class Job:
     site: Site
     engine: LocalEngine
     model: nn.Module
+    samples: Samples
     options: dict[str, Any]
     history: list[RoundRecord] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
@@ -476,8 +495,9 @@ class Job:
             accuracy=self.history[-1].accuracy, best=best, history=self.history, per_client=per_client,
             exchanges=self.fed.exchanges, failures=self.fed.failures, removed=self.fed.removed, seconds=self.seconds,
             ways=self.site.chooser.chosen, prepared=self.prepared, notes=self.fed.notes, _layout=self.site.layout,
-            _rows=rows.cpu(), _model=self.model, malicious=self.malicious, _adversary=self.adversary,
-            backdoor=taken, remarks=remarks, diverged=diverged, wall=self.clock.wall, times=dict(self.clock.parts),
+            _rows=rows.cpu(), _model=self.model, _samples=self.samples, malicious=self.malicious,
+            _adversary=self.adversary, backdoor=taken, remarks=remarks, diverged=diverged, wall=self.clock.wall,
+            times=dict(self.clock.parts),
         )  # fmt: skip
 
 
@@ -485,7 +505,7 @@ def prepare(
     config: Config,
     *,
     method: type[Method] | None = None,
-    model: nn.Module | None = None,
+    model: Given | None = None,
     data: tuple[Dataset, Split] | None = None,
     tamper: Tamper | None = None,
     average: Average | None = None,
@@ -494,9 +514,9 @@ def prepare(
 ) -> Job:
     """Check everything, load the data, build the network; nothing trains yet.
 
-    `tamper` and `average` replace what the configuration's attack and rule would do; `chooser` trains in place of the
-    run's own; `sources` are data sets that lie on the device already, by the data set's identity (for runs that share
-    them; one that an attacker changes is never shared)."""
+    `model` is copied, never changed (see `first_network`). `tamper` and `average` replace what the configuration's
+    attack and rule would do; `chooser` trains in place of the run's own; `sources` are data sets that lie on the device
+    already, by the data set's identity (for runs that share them; one that an attacker changes is never shared)."""
     clock = Clock()
     average = average or average_of(config)
     attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
@@ -510,12 +530,9 @@ def prepare(
     dataset, split = data if data is not None else load_data(config)
     if config.augment and len(dataset.shape) != 3:
         raise UsageError(f"augment=true needs images; {dataset.name!r} has samples of shape {dataset.shape}")
-    name = config.model or default_model(dataset.shape, dataset.vocabulary)
-    network = model
-    if network is None:
-        network = build(name, dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
     sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
     example = sample.batch(torch.arange(len(sample.y)))
+    network, name, remarks = network_of(config, dataset, model)
     layout = Layout.of(network, config.head, config.buffers, example=example)
     adversary = None
     if attack is not None:
@@ -553,16 +570,29 @@ def prepare(
     if isinstance(average, Watched):
         average.meet(Desk(site, lambda: fed.round, kind.frozen_head))
     server.start(fed, layout, initial)
-    remarks: list[str] = []
-    resolved = replace(config, clients=split.clients, model=type(network).__name__ if model is not None else name)
+    resolved = replace(config, clients=split.clients, model=name)
     prepared = Prepared(resolved, split.clients, dataset.classes, split.hash, layout.parameters, str(device),
                         precision, point, remarks=tuple(remarks))  # fmt: skip
-    job = Job(resolved, prepared, server, fed, site, engine, network, asdict(options), adversary=adversary, split=split,
-              clock=clock)  # fmt: skip
+    samples_of = Samples(dataset.shape, dataset.x.dtype.name, dataset.classes, tuple(dataset.class_names),  # type: ignore[arg-type]
+                         dataset.mean, dataset.std, dataset.vocabulary)  # fmt: skip
+    job = Job(resolved, prepared, server, fed, site, engine, network, samples_of, asdict(options), adversary=adversary,
+              split=split, clock=clock)  # fmt: skip
     if adversary is not None and not adversary.counted:
         job.watched = Clients(np.flatnonzero(~adversary.malicious()), samples)
     clock.add("preparing", clock.wall)
     return job
+
+
+def network_of(config: Config, dataset: Dataset, model: Given | None) -> tuple[nn.Module, str, list[str]]:
+    """The network a run starts with, what it is called, and what is to be said about its first weights."""
+    if model is not None:
+        network, remark = first_network(model, config.seed, config.init)
+        return network, type(network).__name__, [remark] if remark is not None else []
+    if config.init == "given":
+        raise UsageError("init='given' keeps the weights of a network of your own (model=Net() from Python); a named "
+                         "one has none to keep")  # fmt: skip
+    name = config.model or default_model(dataset.shape, dataset.vocabulary)
+    return build(name, dataset.shape, dataset.classes, dataset.vocabulary, config.seed), name, []
 
 
 AfterRound = Callable[[Job, RoundRecord | None], None]

@@ -84,7 +84,8 @@ def job_of(
 ) -> Job:
     """A run on the tiny federation, ready to go."""
     named = {"method": method} if isinstance(method, str) else {"method": method.__name__.lower()}
-    defaults = {"rounds": 2, "epochs": 1, "batch": 4, "lr": 0.1, "device": "cpu", "way": "each"}
+    defaults = {"rounds": 2, "epochs": 1, "batch": 4, "lr": 0.1, "device": "cpu", "way": "each",
+                "init": "given"}
     config = make_config({**defaults, **named, **settings, "options": dict(options or {})})
     kind = METHODS[method] if isinstance(method, str) else method
     return prepare(config, method=kind, model=Network(norm), data=federation(sizes), tamper=tamper)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedkin.deploy.model_file import Card, Personal, load, save
 from fedkin.errors import DataError, FedKinError, UsageError, unknown
-from fedkin.models import MODELS
+from fedkin.models import MODELS, Ready
 
 if TYPE_CHECKING:
     from fedkin.data import Dataset
@@ -119,7 +119,7 @@ def from_result(
         stem = _file_name(name)
         stem = f"{stem}-{client}" if stem in used else stem
         used.add(stem)
-        written += write(Personal(own, result.personal(client)), to / stem, wanted)
+        written += write(Personal(own, result.personal(client).network), to / stem, wanted)
     return written
 
 
@@ -150,14 +150,10 @@ class _Complete(nn.Module):
 
     def __init__(self, model: Personal) -> None:
         super().__init__()
-        self.network = model.module
-        self.classes = model.card.classes
-        self.pixels = model.card.kind == "uint8"
-        self.scale, self.shift = 1.0 / (255.0 * model.card.std), -model.card.mean / model.card.std
+        self.model = Ready(model.module, model.card.samples)
 
     def forward(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        x = samples.to(torch.float32) * self.scale + self.shift if self.pixels else samples
-        logits = self.network(x)[:, : self.classes]
+        logits = self.model(samples)[:, : self.model.samples.classes]
         return logits, torch.softmax(logits, 1)
 
 

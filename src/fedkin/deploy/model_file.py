@@ -15,26 +15,22 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedkin.compute.batches import Source
-from fedkin.data.dataset import Array, Dataset, as_samples
+from fedkin import inference
+from fedkin.data.dataset import Array, Dataset
 from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.models import MODELS, build
+from fedkin.models import MODELS, Ready, Samples, build
+from fedkin.models.ready import WORDS, Kind
 
 FORMAT = 1
 KEY = "fedkin"
 LONGEST = 1 << 20  # characters of the description
-WORDS = {"uint8": "pixels (uint8)", "float32": "numbers (float32)", "int64": "token ids (int64)"}
-
-Kind = Literal["uint8", "float32", "int64"]
-
 
 @dataclass(frozen=True)
 class Card:
@@ -61,9 +57,14 @@ class Card:
         return cls(model, dataset.shape, dataset.classes, dataset.x.dtype.name, dataset.vocabulary,  # type: ignore[arg-type]
                    mean=dataset.mean, std=dataset.std, class_names=tuple(dataset.class_names), **facts)  # fmt: skip
 
+    @property
+    def samples(self) -> Samples:
+        """What goes in, and what comes out."""
+        return Samples(self.shape, self.kind, self.classes, self.class_names, self.mean, self.std, self.vocabulary)
+
     def names(self) -> tuple[str, ...]:
         """What each output stands for."""
-        return self.class_names or tuple(str(i) for i in range(self.classes))
+        return self.samples.names()
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,24 +74,9 @@ class Personal:
     card: Card
     module: nn.Module
 
-    def inputs(self, x: Any) -> Tensor:
-        """Samples as the network wants them; refused where they are not of the kind it was trained on."""
-        samples = as_samples(x, self.card.vocabulary)
-        if samples.dtype.name != self.card.kind or samples.shape[1:] != self.card.shape:
-            raise DataError(f"the model takes {WORDS[self.card.kind]} of shape {self.card.shape} a sample, "
-                            f"the data are {samples.dtype} of shape {samples.shape[1:]}")  # fmt: skip
-        dataset = Dataset("data", samples, np.zeros(len(samples), np.int64), 1, vocabulary=self.card.vocabulary)
-        source = Source(dataset.x, dataset.y, torch.device("cpu"), self.card.mean, self.card.std)
-        return source.batch(torch.arange(len(samples))).contiguous()
-
     def probabilities(self, x: Any, batch: int = 256) -> Array:
-        """What the model gives each class, [n, classes]; rows sum to 1."""
-        inputs, found = self.inputs(x), []
-        with torch.no_grad():
-            for begin in range(0, len(inputs), batch):
-                logits = self.module(inputs[begin : begin + batch])[:, : self.card.classes]
-                found.append(torch.softmax(logits.double(), 1))
-        return torch.cat(found).numpy()
+        """What the model gives each class, [n, classes]; rows sum to 1. Samples as they came, not normalised."""
+        return inference.probabilities(Ready(self.module, self.card.samples), x, batch)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -104,6 +90,7 @@ def save(path: str | Path, model: nn.Module | Mapping[str, Tensor], card: Card) 
 
     Only its owner may read it: weights tell something about the data they were trained on."""
     path = Path(path).expanduser()
+    model = model.network if isinstance(model, Ready) else model
     given = tensors_of(model) if isinstance(model, nn.Module) else model
     tensors = {name: value.detach().to("cpu", torch.float32).contiguous().clone() for name, value in given.items()}
     for name, value in tensors.items():

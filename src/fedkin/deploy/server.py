@@ -31,7 +31,7 @@ from fedkin.federation import Answer, Faults, Federation, gate
 from fedkin.layout import Layout
 from fedkin.methods import METHODS, options_of
 from fedkin.methods.base import REPORTS
-from fedkin.models import build, default_model
+from fedkin.models import Samples, build, default_model
 from fedkin.rounds import Job, Listener, Prepared, Result, average_of, check_outputs, point_of, training_of
 from fedkin.track import checkpoint, database
 from fedkin.track.catalogue import runs_folder
@@ -39,7 +39,7 @@ from fedkin.track.folder import CHECKPOINTS, METRICS, SITES, RunFolder
 from fedkin.track.recorder import Recorder
 from fedkin.track.runs import follow
 
-ONLY_SIMULATED = {"attack": "none", "drop": 0.0, "straggle": 0.0, "shift": None}
+ONLY_SIMULATED = {"attack": "none", "drop": 0.0, "straggle": 0.0, "shift": None, "init": "seed"}
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,9 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: FlowerEngin
     resolved = replace(config, clients=len(facts), model=name, data="sites", partition="natural")
     prepared = Prepared(resolved, len(facts), len(labels), digest(facts), layout.parameters, "cpu", "fp32", point)
     sizes = [(len(train), len(test)) for train, _, test in parts]
-    return Deployed(resolved, prepared, server, fed, site, cast(LocalEngine, engine), network, asdict(options),
-                    sizes=sizes)  # fmt: skip
+    samples_of = Samples(shape, np.dtype(dtype).name, len(labels), tuple(str(v) for v in labels))  # type: ignore[arg-type]
+    return Deployed(resolved, prepared, server, fed, site, cast(LocalEngine, engine), network, samples_of,
+                    asdict(options), sizes=sizes)  # fmt: skip
 
 
 def _known_sites(run: RunFolder) -> list[Facts]:

@@ -1,5 +1,9 @@
 """Small networks with a named body and head. Any other `nn.Module` works too: these are the papers' own."""
 
+from fedkin.models.own import Given, draw_anew, first_network
+from fedkin.models.ready import Ready, Samples
 from fedkin.models.zoo import MODELS, ModelEntry, build, default_model
 
-__all__ = ["MODELS", "ModelEntry", "build", "default_model"]
+__all__ = [
+    "MODELS", "Given", "ModelEntry", "Ready", "Samples", "build", "default_model", "draw_anew", "first_network",
+]  # fmt: skip

@@ -28,6 +28,7 @@ from fedkin import __version__, plugins
 from fedkin.config import Config
 from fedkin.errors import FedKinError, UsageError
 from fedkin.federation import Exchange, Failure, Traffic
+from fedkin.models import MODELS
 from fedkin.rounds import Job, Result, RoundRecord
 from fedkin.track import checkpoint, database
 from fedkin.track.checkpoint import replace_file, sync_folder, write_json, writing
@@ -289,11 +290,21 @@ def fingerprint(job: Job) -> str:
     return digest.hexdigest()
 
 
+def first_weights(job: Job) -> str:
+    """Of the network that all clients start with, frozen parameters and all."""
+    digest = hashlib.sha256()
+    for name, value in job.model.state_dict().items():
+        digest.update(f"{name} {tuple(value.shape)} ".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def prepared_facts(job: Job) -> dict[str, Any]:
     p = job.prepared
+    own = {} if job.config.model in MODELS else {"model_hash": first_weights(job)}
     return {"clients": p.clients, "classes": p.classes, "split_hash": p.split_hash, "parameters": p.parameters,
             "eval_point": p.eval_point, "device": p.device, "precision": p.precision,
-            "data_hash": fingerprint(job)}  # fmt: skip
+            "data_hash": fingerprint(job), **own}  # fmt: skip
 
 
 def environment(job: Job) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from fedkin.track import checkpoint, database
 from fedkin.track.catalogue import runs_folder
 from fedkin.track.checkpoint import DiskFull
 from fedkin.track.folder import CHECKPOINTS, METRICS, RunFolder
-from fedkin.track.recorder import Recorder, fingerprint
+from fedkin.track.recorder import Recorder, fingerprint, first_weights
 from fedkin.track.sinks import Sinks
 
 Say = Callable[[str], None]
@@ -212,6 +212,10 @@ def _check_same(job: Job, run: RunFolder) -> None:
     if before.get("parameters") != now.parameters:
         raise DataError(f"run {run.info.id!r} cannot go on: the model has {now.parameters} parameters, not "
                         f"{before.get('parameters')} as then")  # fmt: skip
+    first = before.get("model_hash")
+    if first is not None and first != first_weights(job):
+        raise DataError(f"run {run.info.id!r} cannot go on: the network's first weights are not those it began with; "
+                        "give the network as it was given then")  # fmt: skip
     known = before.get("data_hash")
     if known is not None and known != fingerprint(job):
         raise DataError(f"run {run.info.id!r} cannot go on: the samples of {job.config.data!r} changed since it began")

@@ -1,0 +1,47 @@
+"""Models in use: from samples as people have them to probabilities and labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkin.data.dataset import Array, Dataset, as_samples
+from fedkin.errors import DataError
+from fedkin.models.ready import Ready, Samples
+
+
+def probabilities(model: Ready, x: Any, batch: int = 256) -> Array:
+    """What a model gives each class for samples as they came, [n, classes]; rows sum to 1."""
+    given, found = as_given(x, model.samples), []
+    with torch.no_grad():
+        for begin in range(0, len(given), batch):
+            logits = model(torch.from_numpy(given[begin : begin + batch]))[:, : model.samples.classes]
+            found.append(torch.softmax(logits.double(), 1))
+    return torch.cat(found).numpy()
+
+
+def labels(model: Ready, x: Any) -> Array:
+    """The likeliest class of each sample, by its name; whole numbers where all classes are named by such."""
+    names = model.names
+    numbered = all(name.removeprefix("-").isdecimal() for name in names)
+    words: Array = np.array([int(name) for name in names] if numbered else names)
+    return np.asarray(words[probabilities(model, x).argmax(1)])
+
+
+def as_given(x: Any, samples: Samples) -> Array:
+    """An array, tensor or list as the array that the model takes; DataError where it is not of that kind."""
+    try:
+        array = x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
+    except ValueError as error:
+        raise DataError(f"the samples are no array, perhaps of different lengths ({error})") from error
+    if array.shape == samples.shape and array.ndim > 1:
+        samples.check(array.dtype.name, array.shape)  # one sample without the axis of samples: says so
+    whole = array.dtype.kind in "iu" and array.size and array.min() >= 0 and array.max() <= 255
+    if samples.kind == "uint8" and whole:
+        array = array.astype(np.uint8)
+    found = as_samples(array, samples.vocabulary)
+    samples.check(found.dtype.name, found.shape)
+    # the checks of a data set: finite numbers, token ids of the vocabulary, at least one sample
+    return Dataset("the samples", found, np.zeros(len(found), np.int64), 1, vocabulary=samples.vocabulary).x

@@ -1,0 +1,73 @@
+"""Networks that users bring: how they start at each seed. What was given is copied, never changed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedkin.errors import UsageError
+
+Given = nn.Module | Callable[[], nn.Module]
+"""A network, or its class or a function that makes one."""
+
+
+def first_network(given: Given, seed: int, init: Literal["seed", "given"]) -> tuple[nn.Module, str | None]:
+    """The network a run starts with, on the CPU, and what a user should know about its first weights.
+
+    A class or function is called with PyTorch's generator set to `seed`. Of a network, a copy: with init="seed" the
+    parameters that learn are drawn anew by each layer's own `reset_parameters`, where every layer has one."""
+    if not isinstance(given, nn.Module):
+        return _made(given, seed, init), None
+    network, kind = copy.deepcopy(given).cpu(), type(given).__name__
+    if init == "given":
+        return network, f"{kind} starts with the weights it came with, the same at every seed (init='given')"
+    odd = draw_anew(network, seed)
+    if odd is None:
+        return network, (f"the weights of {kind} were drawn anew from seed {seed} by its layers' reset_parameters: "
+                         f"init='given' keeps those it came with, model={kind} (the class) lets it draw its "
+                         "own")  # fmt: skip
+    return network, (f"{kind} starts the same at every seed, so the spread over seeds leaves its first weights out: "
+                     f"{odd} has weights and no reset_parameters; give the class (model={kind}), or say "
+                     "init='given'")  # fmt: skip
+
+
+def draw_anew(network: nn.Module, seed: int) -> str | None:
+    """Draw the parameters that learn anew, in place; frozen ones keep their values. Nothing happens, and the odd
+    module is named, where one with such parameters cannot do it. The global generator is left as it was."""
+    resets: list[Callable[[], object]] = []
+    for name, module in network.named_modules():
+        if any(p.requires_grad for p in module.parameters(recurse=False)):
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if not callable(reset):
+                return f"{name!r} ({type(module).__name__})" if name else "the network itself"
+            resets.append(reset)
+    frozen = [(p, p.detach().clone()) for p in network.parameters() if not p.requires_grad]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for reset in resets:
+            reset()
+        for parameter, value in frozen:
+            parameter.copy_(value)
+    return None
+
+
+def _made(make: Callable[[], nn.Module], seed: int, init: str) -> nn.Module:
+    name = getattr(make, "__name__", repr(make))
+    if not callable(make):
+        raise UsageError(f"model={make!r}: give a network's name, an nn.Module, or its class or a function making one")
+    if init == "given":
+        raise UsageError(f"init='given' keeps the weights of a network; {name} makes one at every seed: leave init out")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            network = make()
+        except TypeError as error:
+            raise UsageError(f"model={name} is called without arguments, which failed ({error}): give "
+                             f"model=lambda: {name}(...)") from error  # fmt: skip
+    if not isinstance(network, nn.Module):
+        raise UsageError(f"model={name} made a {type(network).__name__}, not an nn.Module")
+    return copy.deepcopy(network).cpu()

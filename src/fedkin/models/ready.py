@@ -1,0 +1,70 @@
+"""A network that takes samples as people have them: what a personal model is once it is in use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedkin.errors import DataError
+
+Kind = Literal["uint8", "float32", "int64"]
+WORDS = {"uint8": "pixels (uint8)", "float32": "numbers (float32)", "int64": "token ids (int64)"}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What the samples of a network are, how they become its input, and what its outputs stand for."""
+
+    shape: tuple[int, ...]
+    kind: Kind
+    classes: int
+    class_names: tuple[str, ...] = ()
+    mean: float = 0.5
+    std: float = 0.5
+    vocabulary: int = 0
+
+    def names(self) -> tuple[str, ...]:
+        """What each output stands for."""
+        return self.class_names or tuple(str(i) for i in range(self.classes))
+
+    def check(self, kind: str, shape: tuple[int, ...]) -> None:
+        """DataError unless this is a batch of such samples; `kind`: a type's name."""
+        if kind == self.kind and tuple(shape[1:]) == self.shape:
+            return
+        takes = f"the model takes {WORDS[self.kind]} of shape {self.shape} a sample"
+        if tuple(shape) == self.shape:
+            raise DataError(f"{takes}, and many at a time: make a batch of one of a single sample, x[None]")
+        fix = ""
+        if self.kind == "uint8" and tuple(shape[1:]) == self.shape:
+            fix = "; give pixels as they are, 0 to 255: it normalises them itself (.network takes normalised ones)"
+        raise DataError(f"{takes}, the data are {kind} of shape {tuple(shape[1:])}{fix}")
+
+
+class Ready(nn.Module):
+    """A personal model, ready for inference: samples as the data set had them in, class scores (logits) out.
+
+    Pixels are uint8 [n, C, H, W] and are normalised here, (x / 255 - mean) / std, as they were in training; numbers and
+    token ids go in as they are. `network` is the network itself, `names` what its outputs stand for."""
+
+    def __init__(self, network: nn.Module, samples: Samples) -> None:
+        super().__init__()
+        self.network, self.samples = network, samples
+        self.scale, self.shift = 1.0 / (255.0 * samples.std), -samples.mean / samples.std
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.samples.names()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.samples.kind == "float32" and x.is_floating_point():
+            x = x.to(torch.float32)
+        elif self.samples.kind == "int64" and not x.is_floating_point():
+            x = x.to(torch.int64)
+        self.samples.check(str(x.dtype).removeprefix("torch."), tuple(x.shape))
+        if self.samples.kind == "uint8":
+            x = x.to(torch.float32) * self.scale + self.shift
+        logits: Tensor = self.network(x)
+        return logits
