@@ -396,7 +396,7 @@ def test_a_backdoor_opens() -> None:
     def success(job: Job) -> float:
         with torch.no_grad():
             inputs = (torch.from_numpy(shown).float() / 255 - dataset.mean) / dataset.std
-            return float((job.result().personal(0)(inputs).argmax(1) == 3).float().mean())
+            return float((job.result().personal(0).network(inputs).argmax(1) == 3).float().mean())
 
     assert success(finished(adversary)) > success(finished()) + 0.2
 

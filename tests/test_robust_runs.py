@@ -283,7 +283,7 @@ def test_backdoor_success_by_hand() -> None:
         images = attack.triggered(clean[mine].permute(0, 3, 1, 2).numpy())
         inputs = (torch.from_numpy(images).float() / 255 - 0.5) / 0.5
         with torch.no_grad():
-            hits += int((result.personal(int(client))(inputs).argmax(1) == 3).sum())
+            hits += int((result.personal(int(client)).network(inputs).argmax(1) == 3).sum())
         shown += len(mine)
     assert result.backdoor is not None
     assert result.backdoor["personal"] == pytest.approx(100 * hits / shown)
