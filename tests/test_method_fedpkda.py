@@ -319,7 +319,7 @@ def test_without_pulls_and_by_samples_it_is_fedper(way: str, participation: floa
     mine = advanced(job({**STILL, "aggregate": "samples"}, way=way, participation=participation), 3)
     other = advanced(job(method="fedper", way=way, participation=participation), 3)
     assert torch.equal(mine.method.theta, other.method.body)  # type: ignore[attr-defined]
-    assert torch.equal(mine.evaluate()[3], other.evaluate()[3])
+    assert torch.equal(mine.rows(), other.rows())
     assert {e.phase for e in mine.fed.exchanges} == {"train"}
     assert [e.bytes_up for e in mine.fed.exchanges] == [e.bytes_up for e in other.fed.exchanges]  # no gamma either
 
@@ -585,7 +585,7 @@ def test_replies_that_are_not_finite_are_left_out(phase: str, who: list[int], pr
 def test_clients_that_drop_out(fault: str) -> None:
     j = advanced(job(rounds=6, **{fault: 0.6}), 6)
     assert j.fed.failures
-    assert torch.isfinite(j.evaluate()[3]).all()
+    assert torch.isfinite(j.rows()).all()
 
 
 @pytest.mark.parametrize("profile", ["paper", "robust", "official"])
@@ -600,7 +600,7 @@ def test_two_clients_have_no_global_prototypes_and_still_train(profile: str) -> 
 
 @pytest.mark.parametrize("profile", ["paper", "official"])
 def test_neither_the_way_nor_the_chunk_matters(profile: str) -> None:
-    runs = [advanced(job({"profile": profile}, participation=0.7, **how), 3).evaluate()[3]
+    runs = [advanced(job({"profile": profile}, participation=0.7, **how), 3).rows()
             for how in ({}, {"chunk": 1}, {"way": "threads"}, {"way": "batched"})]  # fmt: skip
     assert torch.equal(runs[0], runs[1])
     for other in runs[2:]:

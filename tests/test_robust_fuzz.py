@@ -72,7 +72,7 @@ def job_of(settings: dict[str, Any]) -> Job:
 def check(index: int) -> None:
     settings = drawn(index)
     job = finished(job_of(settings))
-    rows, benign = job.evaluate()[3], np.ones(len(job.fed.all), bool)
+    rows, benign = job.rows(), np.ones(len(job.fed.all), bool)
     if job.adversary is not None and not job.adversary.redraw:
         benign = ~job.adversary.malicious()
     assert torch.isfinite(rows[torch.from_numpy(benign)]).all(), "a benign client's model holds NaN or infinity"

@@ -70,37 +70,108 @@ class Keep:
         return (torch.zeros_like(value) if self.start == "zeros" else value).to(self.dtype)
 
 
+@dataclass
+class Kept:
+    """The rows of those clients that have written one: client c has row `slots[c]`, -1 where it has none."""
+
+    slots: keys.I64  # [N]
+    rows: Tensor  # [room, ...], of which the first `used` count
+    used: int = 0
+
+    def at(self, slots: keys.I64) -> Tensor:
+        return torch.from_numpy(slots).to(self.rows.device)
+
+    def make_room(self, ids: keys.I64) -> None:
+        """A slot for each of these clients. Room grows by half, so that what is copied stays in proportion."""
+        new = ids[self.slots[ids] < 0]
+        needed = self.used + len(new)
+        if needed > len(self.rows):
+            room = min(len(self.slots), max(needed, 3 * len(self.rows) // 2))
+            wider = self.rows.new_empty(room, *self.rows.shape[1:])
+            wider[: self.used] = self.rows[: self.used]
+            self.rows = wider
+        self.slots[new] = np.arange(self.used, needed)
+        self.used = needed
+
+
 class Store:
-    """What clients keep, one row each; made when first written to. A row that is not finite is not kept: whoever sends
-    a model on which training diverges cannot break what a client has."""
+    """What clients keep, one row each, and only for those that have written: whoever has not, has the first value.
+
+    A row that is not finite is not kept: whoever sends a model on which training diverges cannot break what a client
+    has."""
 
     def __init__(self, clients: int, keeps: Mapping[str, Keep], layout: Layout, initial: Tensor) -> None:
         self.clients, self.keeps, self._layout, self._initial = clients, dict(keeps), layout, initial
-        self.tensors: dict[str, Tensor] = {}
+        self._kept: dict[str, Kept] = {}
 
     def read(self, name: str, ids: keys.I64) -> Tensor:
-        if name not in self.tensors:
-            first = self._first(name)
+        first, kept = self._first(name), self._kept.get(name)
+        if kept is None:
             return first.expand(len(ids), *first.shape).clone()
-        return self.tensors[name][torch.from_numpy(ids).to(self._initial.device)]
+        slots = kept.slots[ids]
+        if (slots >= 0).all():
+            return kept.rows[kept.at(slots)]
+        rows = first.expand(len(ids), *first.shape).clone()
+        has = np.flatnonzero(slots >= 0)
+        rows[kept.at(has)] = kept.rows[kept.at(slots[has])]
+        return rows
 
     def write(self, name: str, ids: keys.I64, rows: Tensor) -> None:
         first = self._first(name)
         if rows.shape != (len(ids), *first.shape):
             raise UsageError(f"kept {name!r} has shape {tuple(first.shape)} per client, got {tuple(rows.shape)}")
-        if name not in self.tensors:
-            self.tensors[name] = first.expand(self.clients, *first.shape).clone()
-        at, new = torch.from_numpy(ids).to(self._initial.device), rows.detach().to(first.dtype)
+        new = rows.detach().to(first.dtype)
         if new.is_floating_point() and new.numel():
-            sound = torch.isfinite(new.abs().reshape(len(ids), -1).amax(1))
-            new = new.where(sound.view(-1, *[1] * first.dim()), self.tensors[name][at])
-        self.tensors[name][at] = new
+            low, high = new.reshape(len(ids), -1).aminmax(dim=1)
+            sound = (low.isfinite() & high.isfinite()).cpu()
+            if not sound.all():
+                new, ids = new[sound.to(new.device)], ids[sound.numpy()]
+        if name not in self._kept:
+            self._kept[name] = Kept(np.full(self.clients, -1, np.int64), first.new_empty(0, *first.shape))
+        kept = self._kept[name]
+        kept.make_room(ids)
+        kept.rows[kept.at(kept.slots[ids])] = new
 
     def _first(self, name: str) -> Tensor:
         if name not in self.keeps:
             known = ", ".join(sorted(self.keeps)) or "nothing"
             raise UsageError(f"this method keeps {known}; declare {name!r} in its `keeps`")
         return self.keeps[name].initial(self._layout, self._initial)
+
+    # ------------------------------------------------------------ as a whole
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """For each thing kept: the clients that have written it, and their rows."""
+        return {
+            name: {"ids": torch.from_numpy(np.argsort(kept.slots)[self.clients - kept.used :]),
+                   "rows": kept.rows[: kept.used]}
+            for name, kept in self._kept.items()
+        }  # fmt: skip
+
+    def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """What `state` gave; `DataError` if it is of something else."""
+        found: dict[str, Kept] = {}
+        for name, saved in state.items():
+            if name not in self.keeps:
+                raise DataError(f"the saved state keeps {name!r} with each client; this method has no such thing")
+            ids, rows, first = saved["ids"].cpu().numpy(), saved["rows"], self._first(name)
+            fits = len(ids) == len(rows) == len(np.unique(ids)) and np.isin(ids, np.arange(self.clients)).all()
+            if not fits or rows.shape[1:] != first.shape or rows.dtype != first.dtype:
+                raise DataError(f"the saved state's {name!r} is not one row of shape {tuple(first.shape)} a client")
+            slots = np.full(self.clients, -1, np.int64)
+            slots[ids] = np.arange(len(ids))
+            found[name] = Kept(slots, rows.to(first.device), len(rows))
+        self._kept = found
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every client's row, written or not, [N, ...]: for a site's one client, and for looking at small runs."""
+        return {name: self.read(name, np.arange(self.clients)) for name in self._kept}
+
+    @tensors.setter
+    def tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        everybody = np.arange(self.clients)
+        self._kept = {name: Kept(everybody.copy(), rows, len(rows)) for name, rows in tensors.items()}
 
 
 @dataclass
@@ -302,13 +373,13 @@ class Cohort:
         return trained
 
     def _wide(self, rows: Tensor) -> Tensor:
-        """A copy of [D] or [K, D] as [K, D]."""
+        """[D] or [K, D] as [K, D], to be looked at: not a copy."""
         if rows.shape not in ((self.layout.width,), (len(self), self.layout.width)):
             raise UsageError(
                 f"expected rows of shape [{self.layout.width}] or [{len(self)}, {self.layout.width}], got "
                 f"{list(rows.shape)}; build whole rows with client.rows(body=..., head=...)"
             )
-        return rows.detach().expand(len(self), -1).clone()
+        return rows.detach().expand(len(self), -1)
 
     def _learned(self, learn: Learn) -> tuple[str, ...]:
         if learn not in ("model", "body", "head"):
@@ -326,8 +397,9 @@ class Cohort:
         def one(k: int) -> tuple[Tensor, Tensor, Tensor]:
             hits = torch.zeros(self.classes, device=self.device)
             count, loss = torch.zeros_like(hits), torch.zeros((), device=self.device)
+            row = wide[k].clone()  # where it lies among the others must not show in the last digits
             for x, y in self._batches(k, data, EVALUATE, clean=True):
-                logits = self._forward(wide[k], x)[1]
+                logits = self._forward(row, x)[1]
                 right = (logits.argmax(1) == y).float()
                 hits.scatter_add_(0, y, right)
                 count.scatter_add_(0, y, torch.ones_like(right))
@@ -410,7 +482,7 @@ class Cohort:
         size = batch or self.training.batch
         if self._together():
             work = Work(
-                forward=self._site.forward, layout=self.layout, rows=wide, client=np.arange(len(self)),
+                forward=self._site.forward, layout=self.layout, rows=wide.clone(), client=np.arange(len(self)),
                 source=self._site.source, plan=in_order(self.indices(data), size), opt=self.training.opt, learn=names,
                 precision=self.training.precision, measure=True,
             )  # fmt: skip

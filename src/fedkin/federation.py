@@ -350,7 +350,7 @@ class Federation:
         answer = Answer(ids[:0])
         working = ids[~dropped]
         if len(working):
-            mine = {k: Each(v.rows[torch.from_numpy(~dropped)]) if isinstance(v, Each) else v
+            mine = {k: Each(v.rows[torch.from_numpy(~dropped)]) if isinstance(v, Each) and dropped.any() else v
                     for k, v in message.items()}  # fmt: skip
             answer = self._engine.call(working, phase, mine, self.round)
             if self._tamper is not None:

@@ -28,12 +28,13 @@ from fedkin.compute.ways import Precision
 from fedkin.config import Config
 from fedkin.data import CORRUPTIONS, Dataset, Partition, Split, apply_shift, from_folder, load, make_split
 from fedkin.divergence import GUESSING, Refusal, at_chance, divergence
-from fedkin.engines.local import LocalEngine
+from fedkin.engines.local import LocalEngine, Messages
 from fedkin.errors import DataError, UsageError, unknown
 from fedkin.federation import (
     NOT_FINITE,
     Average,
     Clients,
+    Each,
     Exchange,
     Failure,
     Faults,
@@ -44,7 +45,7 @@ from fedkin.federation import (
 )
 from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method, options_of
-from fedkin.methods.base import REPORTS
+from fedkin.methods.base import JUDGED, REPORTS
 from fedkin.models import Given, Ready, Samples, build, default_model, first_network
 from fedkin.robust import (
     Adversary,
@@ -138,6 +139,26 @@ class Prepared:
     remarks: tuple[str, ...] = ()  # sentences a user should read before believing the numbers
 
 
+AT_ONCE = 256 << 20
+"""Bytes of personal models that a result holds; more are made one by one, when somebody asks for them."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Every client's personal model as a row on the CPU, made when it is asked for."""
+
+    clients: int
+    make: Callable[[int], torch.Tensor]
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __getitem__(self, client: int) -> torch.Tensor:
+        if not 0 <= client < self.clients:
+            raise IndexError(client)
+        return self.make(client)
+
+
 Event = Prepared | RoundRecord
 Listener = Callable[[Event], None]
 
@@ -161,7 +182,7 @@ class Result:
     notes: list[Note]
     malicious: list[int]  # the truth, for those who are malicious throughout
     _layout: Layout = field(repr=False)
-    _rows: torch.Tensor = field(repr=False)  # [N, D] on the CPU
+    _rows: torch.Tensor | Rows = field(repr=False)  # [N, D] on the CPU
     _model: nn.Module = field(repr=False)
     _samples: Samples = field(repr=False)
     run: str | None = None  # the run's folder, if it has one
@@ -354,16 +375,43 @@ class Job:
         self.history.append(record)
         return record
 
-    def evaluate(self, engine: LocalEngine | None = None) -> tuple[Any, Any, Any, torch.Tensor]:
-        """Correct answers, test samples and mean loss of every client's personal model, and the models [N, D].
+    def evaluate(self, engine: LocalEngine | None = None) -> tuple[Any, Any, Any]:
+        """Correct answers, test samples and mean loss of every client's personal model.
 
         Measuring, not part of the protocol: nobody drops out, nothing is counted."""
-        message = self.method.deliver_to_all(self.fed)
-        ids, phase = self.fed.all.ids, REPORTS[self.prepared.eval_point]
-        answer = (engine or self.engine).call(ids, phase, message, self.fed.round)
-        values = {k: v for k, v in answer.replies.items() if isinstance(v, torch.Tensor)}
+        ids, report = self.fed.all.ids, REPORTS[self.prepared.eval_point]
+        values = (engine or self.engine).measured(ids, report, self._messages(), self.fed.round)
         correct, count = values["correct"].sum(1).cpu().numpy(), values["count"].sum(1).cpu().numpy()
-        return correct, count, values["loss"].cpu().numpy(), values["rows"]
+        return correct, count, values["loss"].cpu().numpy()
+
+    def rows(self, clients: Sequence[int] | None = None) -> torch.Tensor:
+        """The personal models of these clients (none given: of all), as they are judged now, [K, D] on the CPU."""
+        ids, point = self.fed.all.ids if clients is None else np.asarray(clients, np.int64), self.prepared.eval_point
+        return self.engine.rows(ids, REPORTS[point], JUDGED[point], self._messages(), self.fed.round)
+
+    def _messages(self) -> Messages:
+        """What clients receive that want their models: made for those looked at together, unless the method makes it
+        for all at once."""
+        method, fed = self.method, self.fed
+        if type(method).deliver_to_all is Method.deliver_to_all:
+            return lambda ids: method.deliver_to(fed, fed.all[ids])
+        whole = method.deliver_to_all(fed)
+        return lambda ids: {k: Each(v.rows[torch.from_numpy(ids)]) if isinstance(v, Each) else v
+                            for k, v in whole.items()}  # fmt: skip
+
+    def _models(self) -> torch.Tensor | Rows:
+        """The personal models for a result: all of them if they are small, else whichever is asked for."""
+        clients, then = len(self.fed.all), (self.fed.round, len(self.fed.exchanges))
+        if clients * self.site.layout.width * 4 <= AT_ONCE:
+            return self.rows()
+
+        def make(client: int) -> torch.Tensor:
+            if then != (self.fed.round, len(self.fed.exchanges)):
+                raise UsageError(f"this result is of round {then[0]}, and its run has gone on since: take its models "
+                                 "before, or call result() again")  # fmt: skip
+            return self.rows([client])[0]
+
+        return Rows(clients, make)
 
     def beside(self, config: Config) -> Job:
         """This very training, to be judged as `config` says: at another point, or by another of the method's
@@ -393,7 +441,7 @@ class Job:
         """The accuracy of those whose accuracy counts, and their mean loss: infinite if somebody's is not a number,
         NaN where nobody has test samples."""
         with self.clock.counting("evaluating"):
-            correct, count, loss, _ = self.evaluate()
+            correct, count, loss = self.evaluate()
         self.measured = Measured(correct, count, loss)
         watched = self._counted
         with_test = watched[count[watched] > 0]
@@ -435,7 +483,7 @@ class Job:
             "clock": self.clock.state(),
             "refusals": [asdict(r) for r in self.refusals],
             "method": self.method.state(),
-            "clients": dict(self.site.store.tensors),
+            "clients": self.site.store.state(),
             "losses": self.engine.losses,
             "ways": self.site.chooser.state(),
             "history": [asdict(r) for r in self.history],
@@ -452,10 +500,7 @@ class Job:
             if not name.isidentifier() or name.startswith("__") or callable(getattr(type(self.method), name, None)):
                 raise DataError(f"the saved state sets {name!r}, which is no memory of {type(self.method).__name__}")
             setattr(self.method, name, value)
-        for name in state["clients"]:
-            if name not in store.keeps:
-                raise DataError(f"the saved state keeps {name!r} with each client; this method has no such thing")
-        store.tensors = dict(state["clients"])
+        store.restore(state["clients"])
         self.engine.losses = state["losses"]
         self.site.chooser.restore(state["ways"])
         self.history = [RoundRecord.of(r) for r in state["history"]]
@@ -472,7 +517,8 @@ class Job:
         if not self.history:
             raise UsageError("this run has no finished round yet: call advance() first")
         with self.clock.counting("evaluating"):
-            correct, count, loss, rows = self.evaluate()
+            correct, count, loss = self.evaluate()
+            rows = self._models()
             taken = self.backdoor()
         parts = self.site.parts
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -495,7 +541,7 @@ class Job:
             accuracy=self.history[-1].accuracy, best=best, history=self.history, per_client=per_client,
             exchanges=self.fed.exchanges, failures=self.fed.failures, removed=self.fed.removed, seconds=self.seconds,
             ways=self.site.chooser.chosen, prepared=self.prepared, notes=self.fed.notes, _layout=self.site.layout,
-            _rows=rows.cpu(), _model=self.model, _samples=self.samples, malicious=self.malicious,
+            _rows=rows, _model=self.model, _samples=self.samples, malicious=self.malicious,
             _adversary=self.adversary, backdoor=taken, remarks=remarks, diverged=diverged, wall=self.clock.wall,
             times=dict(self.clock.parts),
         )  # fmt: skip

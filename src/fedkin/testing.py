@@ -99,7 +99,7 @@ def finished(job: Job) -> Job:
 
 
 def personal_rows(job: Job) -> Tensor:
-    return job.evaluate()[3]
+    return job.rows()
 
 
 def sane(job: Job) -> None:

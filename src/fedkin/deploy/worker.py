@@ -47,7 +47,7 @@ TRAVELS = ("method", "options", "model", "head", "buffers", "rounds", "epochs", 
            "weight_decay", "augment", "order", "seed", "test_share", "validation_share", "eval_point",
            "precision")  # fmt: skip
 """The settings a server tells its sites; where and how a site computes is its own business."""
-SERVER_HALF = {name for name in vars(Method) if name in ("start", "round", "deliver", "deliver_to_all", "finish")}
+SERVER_HALF = {name for name in vars(Method) if name in ("start", "round", "deliver", "deliver_to", "deliver_to_all", "finish")}
 PERSONAL = "rows"  # what `report` adds for the simulator, and no site sends
 
 

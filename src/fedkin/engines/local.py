@@ -6,7 +6,7 @@ server half remembers: what works here works when the two are on different machi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,11 +15,20 @@ from torch import Tensor
 
 from fedkin.cohort import Cohort, Site
 from fedkin.compute import keys
+from fedkin.compute.ways import cores
 from fedkin.errors import FedKinError
 from fedkin.federation import Answer, Each, Masked, Reply
 
 if TYPE_CHECKING:
     from fedkin.methods.base import Method
+
+
+LOOKED_AT = {"cpu": 64 << 20, "cuda": 1 << 30}
+"""Bytes of models that are judged together unless `chunk` says how many. A client's answer is worked out of three or
+four such tensors, so this is a few hundred MB; a GPU needs more rows at once to be busy."""
+
+Messages = Callable[[keys.I64], Mapping[str, object]]
+"""What these clients receive when they want their models."""
 
 
 class LocalEngine:
@@ -33,25 +42,54 @@ class LocalEngine:
         """The same clients with other data."""
         return LocalEngine(site, self._method, self._chunk)
 
+    @property
+    def looks_at(self) -> int:
+        """How many clients' models are looked at together."""
+        row = self.site.initial.numel() * self.site.initial.element_size()
+        return self._chunk or max(LOOKED_AT[self.site.source.device.type] // max(row, 1), 4 * cores())
+
     def scored(self, ids: keys.I64, parts: Mapping[str, Tensor]) -> tuple[keys.I64, keys.I64]:
         """Test samples that one model for all, given by its parts, gets right at each client, and how many it has."""
-        step = self._chunk or len(ids)
         found = []
-        for begin in range(0, len(ids), step):
-            cohort = Cohort(self.site, ids[begin : begin + step], 0, "scored")
+        for some in pieces(ids, self.looks_at):
+            cohort = Cohort(self.site, some, 0, "scored")
             found.append(cohort.evaluate(cohort.rows(**parts)))
         right, count = (torch.cat([getattr(f, n).sum(1) for f in found]).cpu().numpy() for n in ("correct", "count"))
         return right.astype(np.int64), count.astype(np.int64)
 
+    def measured(self, ids: keys.I64, report: str, messages: Messages, round: int) -> dict[str, Tensor]:
+        """What clients report of their models; the models themselves are let go of as soon as they have been judged."""
+        found: dict[str, list[Tensor]] = {}
+        for some in pieces(ids, self.looks_at):
+            reply = self._call_chunk(some, np.arange(len(some)), report, messages(some), round)
+            for name, value in reply.items():
+                if name != "rows" and isinstance(value, Tensor):
+                    found.setdefault(name, []).append(value)
+        return {name: torch.cat(values) for name, values in found.items()}
+
+    def rows(self, ids: keys.I64, report: str, judged: str, messages: Messages, round: int) -> Tensor:
+        """The models that `report` is of, [K, D] on the CPU; `judged` is the function that makes them."""
+        rows = torch.empty(len(ids), self.site.layout.width)
+        for begin, some in zip(range(0, len(ids), self.looks_at), pieces(ids, self.looks_at), strict=True):
+            cohort = Cohort(self.site, some, round, report)
+            rows[begin : begin + len(some)] = getattr(self._method, judged)(cohort, **_opened(messages(some)))
+        return rows
+
     def call(
         self, ids: keys.I64, function: str, message: Mapping[str, object], round: int
     ) -> Answer:
-        step = self._chunk or len(ids)
-        pieces: list[Reply] = []
-        for begin in range(0, len(ids), step):
-            mine = np.arange(begin, min(begin + step, len(ids)))
-            pieces.append(self._call_chunk(ids, mine, function, message, round))
-        return Answer(ids, _stack(pieces))
+        step, begin = self._chunk or len(ids), 0
+        replies: dict[str, Tensor | Masked] = {}
+        for mine in pieces(np.arange(len(ids)), step):
+            piece = self._call_chunk(ids, mine, function, message, round)
+            if len(mine) == len(ids):
+                return Answer(ids, dict(piece))
+            if not begin:
+                replies = {name: _room(value, len(ids)) for name, value in piece.items()}
+            for name, room in replies.items():
+                _put(room, piece[name], slice(begin, begin + len(mine)))
+            begin += len(mine)
+        return Answer(ids, replies)
 
     def _call_chunk(
         self, ids: keys.I64, mine: keys.I64, function: str, message: Mapping[str, object], round: int
@@ -74,15 +112,24 @@ class LocalEngine:
         return checked
 
 
-def _stack(pieces: list[Reply]) -> dict[str, Tensor | Masked]:
-    if len(pieces) == 1:
-        return dict(pieces[0])
-    stacked: dict[str, Tensor | Masked] = {}
-    for name, first in pieces[0].items():
-        parts = [p[name] for p in pieces]
-        if isinstance(first, Masked):
-            masked = [p for p in parts if isinstance(p, Masked)]
-            stacked[name] = Masked(torch.cat([p.values for p in masked]), torch.cat([p.mask for p in masked]))
-        else:
-            stacked[name] = torch.cat([p for p in parts if isinstance(p, Tensor)])
-    return stacked
+def pieces(ids: keys.I64, step: int) -> Iterator[keys.I64]:
+    """These, at most `step` at a time."""
+    return (ids[begin : begin + step] for begin in range(0, len(ids), step))
+
+
+def _opened(message: Mapping[str, object]) -> dict[str, object]:
+    return {k: v.rows if isinstance(v, Each) else v for k, v in message.items()}
+
+
+def _room(value: Tensor | Masked, clients: int) -> Tensor | Masked:
+    """Room for what all clients send, of which this is a part: nothing is held twice."""
+    if isinstance(value, Masked):
+        return Masked(*(t.new_empty(clients, *t.shape[1:]) for t in (value.values, value.mask)))
+    return value.new_empty(clients, *value.shape[1:])
+
+
+def _put(room: Tensor | Masked, value: Tensor | Masked, place: slice) -> None:
+    if isinstance(room, Masked) and isinstance(value, Masked):
+        room.values[place], room.mask[place] = value.values, value.mask
+    elif isinstance(room, Tensor) and isinstance(value, Tensor):
+        room[place] = value

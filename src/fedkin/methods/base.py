@@ -34,6 +34,8 @@ METHODS: Registry[type[Method]] = Registry("method")
 
 EvalPoint = Literal["received", "after_local", "last_round"]
 REPORTS: dict[str, str] = {"received": "report", "after_local": "report_after_local", "last_round": "report_last_round"}
+JUDGED: dict[str, str] = {"received": "personal", "after_local": "after_local", "last_round": "last_round"}
+"""What clients answer when they are judged at a point, and which models they are judged by."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,13 @@ class Method:
         """What a client receives when it wants its personal model: the message of `personal`."""
         return {"model": self.model}
 
-    def deliver_to_all(self, fed: Federation) -> dict[str, Any]:
-        """`deliver` for every client at once; methods with a message of its own for each client override it."""
+    def deliver_to(self, fed: Federation, clients: Clients) -> dict[str, Any]:
+        """`deliver` for these clients; methods with a message of its own for each client override it (`each`)."""
         return self.deliver()
+
+    def deliver_to_all(self, fed: Federation) -> dict[str, Any]:
+        """`deliver_to` for every client at once, where clients are few or far away."""
+        return self.deliver_to(fed, fed.all)
 
     def common(self) -> dict[str, Tensor]:
         """The one model that the server has for everybody, as parts of a row; empty: there is none."""
@@ -103,19 +109,22 @@ class Method:
         trained = client["trained"].bool()
         return self.personal(client, **delivered).where(~trained, client["held"])
 
+    def last_round(self, client: Cohort, **delivered: Any) -> Tensor:
+        """Where a server sends to everybody and judges before it sends again: who trained in the round just ended is
+        judged by what came of it, the others by what they received."""
+        just_now = client["trained"] == client.round
+        trained = self.after_local(client, **delivered)
+        return self.personal(client, **delivered).where(~just_now, trained)
+
     def report(self, client: Cohort, **delivered: Any) -> Reply:
-        """How the personal models do on the clients' test data (and the models themselves, for the simulator)."""
+        """How the personal models do on the clients' test data (and the models themselves, which stay there)."""
         return _scored(client, self.personal(client, **delivered))
 
     def report_after_local(self, client: Cohort, **delivered: Any) -> Reply:
         return _scored(client, self.after_local(client, **delivered))
 
     def report_last_round(self, client: Cohort, **delivered: Any) -> Reply:
-        """Where a server sends to everybody and judges before it sends again: who trained in the round just ended is
-        judged by what came of it, the others by what they received."""
-        just_now = client["trained"] == client.round
-        trained = self.after_local(client, **delivered)
-        return _scored(client, self.personal(client, **delivered).where(~just_now, trained))
+        return _scored(client, self.last_round(client, **delivered))
 
     # ------------------------------------------------------------ what a checkpoint holds
 

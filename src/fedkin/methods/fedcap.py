@@ -143,8 +143,8 @@ class FedCAP(Method):
             fed.ask(newcomers, self.settle, model=each(rows_of(newcomers, self.customised, self.model)))
         return newcomers
 
-    def deliver_to_all(self, fed: Federation) -> dict[str, Any]:
-        return {"model": each(rows_of(fed.all, self.customised, self.model))}
+    def deliver_to(self, fed: Federation, clients: Clients) -> dict[str, Any]:
+        return {"model": each(rows_of(clients, self.customised, self.model))}
 
     def train(self, client: Cohort, model: Tensor) -> Reply:
         received = client.rows(model=model)
