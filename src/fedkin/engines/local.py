@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from fedkin.methods.base import Method
 
 
-LOOKED_AT = {"cpu": 64 << 20, "cuda": 1 << 30}
-"""Bytes of models that are judged together unless `chunk` says how many. A client's answer is worked out of three or
-four such tensors, so this is a few hundred MB; a GPU needs more rows at once to be busy."""
+LOOKED_AT = {"cpu": 16 << 20, "cuda": 1 << 30}
+"""Bytes of models that are judged together unless `chunk` says how many. Several tensors of that size are needed to
+answer. Up to 32 MiB the usual allocators of a CPU give memory out again instead of asking the system for it, which
+took half of the time; a GPU needs many rows to be busy."""
 
 Messages = Callable[[keys.I64], Mapping[str, object]]
 """What these clients receive when they want their models."""
@@ -45,13 +46,15 @@ class LocalEngine:
     @property
     def looks_at(self) -> int:
         """How many clients' models are looked at together."""
-        row = self.site.initial.numel() * self.site.initial.element_size()
-        return self._chunk or max(LOOKED_AT[self.site.source.device.type] // max(row, 1), 4 * cores())
+        if self._chunk is not None:
+            return self._chunk
+        rows, threads = LOOKED_AT[self.site.source.device.type] // (4 * max(self.site.layout.width, 1)), cores()
+        return max(rows // threads, 2) * threads  # as much for each thread
 
     def scored(self, ids: keys.I64, parts: Mapping[str, Tensor]) -> tuple[keys.I64, keys.I64]:
         """Test samples that one model for all, given by its parts, gets right at each client, and how many it has."""
         found = []
-        for some in pieces(ids, self.looks_at):
+        for _, some in pieces(ids, self.looks_at):
             cohort = Cohort(self.site, some, 0, "scored")
             found.append(cohort.evaluate(cohort.rows(**parts)))
         right, count = (torch.cat([getattr(f, n).sum(1) for f in found]).cpu().numpy() for n in ("correct", "count"))
@@ -59,18 +62,21 @@ class LocalEngine:
 
     def measured(self, ids: keys.I64, report: str, messages: Messages, round: int) -> dict[str, Tensor]:
         """What clients report of their models; the models themselves are let go of as soon as they have been judged."""
-        found: dict[str, list[Tensor]] = {}
-        for some in pieces(ids, self.looks_at):
-            reply = self._call_chunk(some, np.arange(len(some)), report, messages(some), round)
+        found: dict[str, Tensor] = {}
+        for begin, some in pieces(ids, self.looks_at):
+            reply = self._answer(some, report, _opened(messages(some)), round)
             for name, value in reply.items():
                 if name != "rows" and isinstance(value, Tensor):
-                    found.setdefault(name, []).append(value)
-        return {name: torch.cat(values) for name, values in found.items()}
+                    # room for all at once: what outlives a piece must not be carved out of the memory the next needs
+                    if name not in found:
+                        found[name] = value.new_empty(len(ids), *value.shape[1:])
+                    found[name][begin : begin + len(some)] = value
+        return found
 
     def rows(self, ids: keys.I64, report: str, judged: str, messages: Messages, round: int) -> Tensor:
         """The models that `report` is of, [K, D] on the CPU; `judged` is the function that makes them."""
         rows = torch.empty(len(ids), self.site.layout.width)
-        for begin, some in zip(range(0, len(ids), self.looks_at), pieces(ids, self.looks_at), strict=True):
+        for begin, some in pieces(ids, self.looks_at):
             cohort = Cohort(self.site, some, round, report)
             rows[begin : begin + len(some)] = getattr(self._method, judged)(cohort, **_opened(messages(some)))
         return rows
@@ -78,25 +84,21 @@ class LocalEngine:
     def call(
         self, ids: keys.I64, function: str, message: Mapping[str, object], round: int
     ) -> Answer:
-        step, begin = self._chunk or len(ids), 0
         replies: dict[str, Tensor | Masked] = {}
-        for mine in pieces(np.arange(len(ids)), step):
-            piece = self._call_chunk(ids, mine, function, message, round)
+        for begin, mine in pieces(np.arange(len(ids)), self._chunk or len(ids)):
+            own = torch.from_numpy(mine)
+            given = {k: v.rows[own] if isinstance(v, Each) else v for k, v in message.items()}
+            piece = self._answer(ids[mine], function, given, round)
             if len(mine) == len(ids):
                 return Answer(ids, dict(piece))
             if not begin:
                 replies = {name: _room(value, len(ids)) for name, value in piece.items()}
             for name, room in replies.items():
                 _put(room, piece[name], slice(begin, begin + len(mine)))
-            begin += len(mine)
         return Answer(ids, replies)
 
-    def _call_chunk(
-        self, ids: keys.I64, mine: keys.I64, function: str, message: Mapping[str, object], round: int
-    ) -> Reply:
-        cohort = Cohort(self.site, ids[mine], round, function)
-        rows = torch.from_numpy(mine)
-        given = {k: v.rows[rows] if isinstance(v, Each) else v for k, v in message.items()}
+    def _answer(self, ids: keys.I64, function: str, given: Mapping[str, object], round: int) -> Reply:
+        cohort = Cohort(self.site, ids, round, function)
         reply: Reply | None = getattr(self._method, function)(cohort, **given)
         trained = ~torch.isnan(cohort.losses)
         self.losses[torch.from_numpy(cohort.ids)[trained]] = cohort.losses[trained]
@@ -112,9 +114,9 @@ class LocalEngine:
         return checked
 
 
-def pieces(ids: keys.I64, step: int) -> Iterator[keys.I64]:
-    """These, at most `step` at a time."""
-    return (ids[begin : begin + step] for begin in range(0, len(ids), step))
+def pieces(ids: keys.I64, step: int) -> Iterator[tuple[int, keys.I64]]:
+    """These, at most `step` at a time, and how many came before."""
+    return ((begin, ids[begin : begin + step]) for begin in range(0, len(ids), step))
 
 
 def _opened(message: Mapping[str, object]) -> dict[str, object]:

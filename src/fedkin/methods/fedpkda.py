@@ -80,13 +80,14 @@ class FedPKDA(Method):
         if self.options.share == "body":
             layout.require("body", "head")
         self.theta = row[layout.columns(self.options.share)].clone()
-        self.prototypes = row.new_zeros(len(fed.all), 0, 0)  # [N, C, F] once somebody has sent some
-        self.present = self.prototypes.bool().any(2)  # [N, C]
+        self.senders: list[int] = []  # M clients whose prototypes are here
+        self.prototypes = row.new_zeros(0, 0, 0)  # [M, C, F]
+        self.present = self.prototypes.bool().any(2)  # [M, C]
         self.spent = torch.zeros(len(fed.all), dtype=torch.float64)  # epsilon of each client so far
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         progress = (fed.round + self.options.first_t) / fed.rounds
-        goals, known = self.theta.new_zeros(0, 0), self.present[0, :0]
+        goals, known = self.theta.new_zeros(0, 0), self.present.flatten()[:0]
         if self.pulls(progress)[1] > 0:
             goals, known = self.collect(fed, fed.alive if self.options.senders == "all" else cohort)
         fed.note("pulls", list(self.pulls(progress)))
@@ -96,16 +97,20 @@ class FedPKDA(Method):
     def collect(self, fed: Federation, clients: Clients) -> tuple[Tensor, Tensor]:
         """Ask for prototypes; the global ones p_G (eqs. 4-7), and of which classes they are."""
         replies = fed.ask(clients, self.observe)
-        self.present = self.present & self.options.proto_cache
+        if not self.options.proto_cache:
+            self.senders, self.prototypes, self.present = [], self.prototypes[:0], self.present[:0]
         if len(replies):
+            came = list(replies.clients)
+            self.prototypes = remember(self.prototypes, self.senders, came, replies["prototypes"])
+            self.present = remember(self.present, self.senders, came, replies["present"])
+            self.senders += sorted({*came} - {*self.senders})
             ids = torch.from_numpy(replies.clients.ids)
-            self.prototypes = remember(self.prototypes, ids, replies["prototypes"])
-            self.present = remember(self.present, ids, replies["present"])
             fed.note("epsilon", self.options.spend(self.spent, ids, replies["fewest"], self.prototypes.shape[2]))
-        alive = torch.from_numpy(fed.alive.ids).to(self.present.device)
-        goals, known, weights = global_prototypes(self.prototypes[alive], self.present[alive], self.options.cov)
+        alive = sorted((c, k) for k, c in enumerate(self.senders) if c not in fed.removed)
+        clients, at = [c for c, _ in alive], [k for _, k in alive]
+        goals, known, weights = global_prototypes(self.prototypes[at], self.present[at], self.options.cov)
         classes = torch.nonzero(known).flatten().tolist()
-        fed.note("prototype_weights", {"clients": list(fed.alive), "classes": classes, "weights": weights.tolist()})
+        fed.note("prototype_weights", {"clients": clients, "classes": classes, "weights": weights.tolist()})
         return goals, known
 
     def weights(self, fed: Federation, replies: Replies) -> Tensor | None:

@@ -1,12 +1,13 @@
 """Class prototypes: bounded and noised where the data are, combined into global ones on the server.
 
-The covariance of n prototypes of F numbers has rank n - 1, so nothing here inverts an F x F matrix: with the centred
-prototypes as rows of X and G = X X^T, x_i^T (a X^T X + c I)^-1 x_i is entry (i, i) of G (a G + c I)^-1, an n x n solve.
+Distances between n prototypes of F numbers cost a solve of the smaller of n and F: with the centred prototypes as rows
+of X and G = X X^T, x_i^T (a X^T X + c I)^-1 x_i is entry (i, i) of G (a G + c I)^-1.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -122,12 +123,14 @@ def spread(goals: Tensor, known: Tensor) -> Tensor:
 # ---------------------------------------------------------------- on the server
 
 
-def remember(memory: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
-    """`memory`, [N, ...], with these clients' rows replaced; it takes its shape from the first rows."""
-    if memory.shape[1:] != rows.shape[1:]:
-        memory = rows.new_zeros(len(memory), *rows.shape[1:])
-    memory[ids.to(rows.device)] = rows
-    return memory
+def remember(memory: Tensor, known: Sequence[int], ids: Sequence[int], rows: Tensor) -> Tensor:
+    """`memory`, a row for each client in `known`, with these clients' rows replaced, or added where there was none."""
+    at = {client: k for k, client in enumerate(known)}
+    old = [k for k, client in enumerate(ids) if client in at]
+    new = [k for k, client in enumerate(ids) if client not in at]
+    memory = memory if len(memory) else rows[:0]
+    memory[[at[ids[k]] for k in old]] = rows[old]
+    return torch.cat([memory, rows[new]])
 
 
 def global_prototypes(prototypes: Tensor, present: Tensor, cov: Covariance) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,7 +139,7 @@ def global_prototypes(prototypes: Tensor, present: Tensor, cov: Covariance) -> t
     known = present.sum(0) >= FEWEST
     classes = torch.nonzero(known).flatten()
     clients, _, width = prototypes.shape
-    together = max(1, AT_ONCE // (clients * (clients + width) + 1))
+    together = max(1, AT_ONCE // (clients * (min(clients, width) + width) + 1))
     found, shares = [prototypes.new_zeros(0, width)], [prototypes.new_zeros(0, clients, dtype=torch.float64)]
     for begin in range(0, len(classes), together):
         some = classes[begin : begin + together]
@@ -151,6 +154,15 @@ def mahalanobis_weights(rows: Tensor, present: Tensor, cov: Covariance) -> Tenso
     """w_i^k (eqs. 4-6) for classes with two or more prototypes: rows [C, N, F], present [C, N] to [C, N] in float64.
 
     Each class's weights sum to 1; absent prototypes weigh 0. With `full` and n <= F + 1 all weights are equal."""
+    if rows.shape[1] <= rows.shape[2]:
+        return _weights(rows, present, cov)
+    weights = torch.zeros(present.shape, dtype=torch.float64, device=rows.device)
+    for own, has, mine in zip(weights, present, rows, strict=True):  # many clients: each class's own, and no others
+        own[has] = _weights(mine[has].unsqueeze(0), has[has].unsqueeze(0), cov)[0]
+    return weights
+
+
+def _weights(rows: Tensor, present: Tensor, cov: Covariance) -> Tensor:
     has = present.double()
     n = has.sum(1, keepdim=True)
     x = rows.double().where(present.unsqueeze(2), 0.0)
@@ -159,21 +171,37 @@ def mahalanobis_weights(rows: Tensor, present: Tensor, cov: Covariance) -> Tenso
         spread = x.square().sum(1, keepdim=True) / (n - 1).unsqueeze(2) + EPS
         squared = (x.square() / spread).sum(2)
     else:
-        gram = x @ x.transpose(1, 2)
-        scale, ridge = _ledoit_wolf(gram, n, x.shape[2]) if cov == "ledoit_wolf" else (1 / (n - 1), torch.zeros_like(n))
-        spread = scale * gram.diagonal(dim1=1, dim2=2).sum(1, keepdim=True)
+        few, lengths = x.shape[1] <= x.shape[2], x.square().sum(2)
+        gram = x @ x.transpose(1, 2) if few else x.transpose(1, 2) @ x
+        scale, ridge = 1 / (n - 1), torch.zeros_like(n)
+        if cov == "ledoit_wolf":
+            scale, ridge = _ledoit_wolf(lengths, gram.square().sum((1, 2)).unsqueeze(1), n, x.shape[2])
+        spread = scale * lengths.sum(1, keepdim=True)
         floor = (ridge + EPS).maximum(1e-13 * spread)  # enormous prototypes would swamp EPS and leave nothing to solve
-        system = scale.unsqueeze(2) * gram + torch.diag_embed(floor.expand_as(has))
-        squared = torch.linalg.solve(system, gram).diagonal(dim1=1, dim2=2).clamp(min=0)
+        system = scale.unsqueeze(2) * gram + torch.diag_embed(floor.expand(-1, gram.shape[1]))
+        if few:
+            squared = torch.linalg.solve(system, gram).diagonal(dim1=1, dim2=2)
+        else:
+            squared = _lengths_by(system, x.transpose(1, 2))
+        squared = squared.clamp(min=0)
     near = has / (squared.sqrt() + EPS)  # 1 / (d + eps), eqs. 5 and 6
     return near / near.sum(1, keepdim=True)
 
 
-def _ledoit_wolf(gram: Tensor, n: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """(a, c) of Sigma = a X^T X + c I, shrunk to a multiple of the identity (Ledoit & Wolf 2004), from G alone."""
-    lengths = gram.diagonal(dim1=1, dim2=2)
+def _lengths_by(system: Tensor, columns: Tensor) -> Tensor:
+    """x^T A^-1 x for the columns x: with A = L L^T the squared length of L^-1 x, and by a plain solve where rounding
+    has left A not quite positive."""
+    factor, failed = torch.linalg.cholesky_ex(system)
+    if failed.any():
+        return (torch.linalg.solve(system, columns) * columns).sum(1)
+    return torch.linalg.solve_triangular(factor, columns, upper=False).square().sum(1)
+
+
+def _ledoit_wolf(lengths: Tensor, products: Tensor, n: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """(a, c) of Sigma = a X^T X + c I, shrunk to a multiple of the identity (Ledoit & Wolf 2004), from the squared
+    lengths of the rows, [C, N], and the sum of squares of X^T X (or of G: it is the same), [C, 1]."""
     mean = lengths.sum(1, keepdim=True) / (n * width)  # average variance of a coordinate
-    square = gram.square().sum((1, 2)).unsqueeze(1) / n.square()  # ||S||_F^2
+    square = products / n.square()  # ||S||_F^2
     far = (square / width - mean.square()).clamp(min=0)
     noise = ((lengths.square().sum(1, keepdim=True) / n - square) / (n * width)).clamp(min=0)
     shrink = torch.where(far > 0, (noise / far.clamp(min=torch.finfo(far.dtype).tiny)).clamp(max=1), 0.0)
