@@ -561,7 +561,8 @@ def test_a_run_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytes
 
 
 def test_progress_shows_speed_and_memory() -> None:
-    from fedkin.cli.live import memory, pace
+    from fedkin.cli.live import pace
+    from fedkin.footprint import resident
     from fedkin.rounds import Accuracy, RoundRecord
 
     def record(round: int, seconds: float, steps: int) -> RoundRecord:
@@ -569,7 +570,7 @@ def test_progress_shows_speed_and_memory() -> None:
 
     assert pace(record(1, 2.0, 100)) == 50
     assert pace(record(2, 3.0, 400), record(1, 2.0, 100)) == 300
-    assert math.log10(memory()) > 6.5
+    assert math.log10(resident()) > 6.5
     outcome = call("run", "fedavg", "--clients", "5", "--rounds", "1", "--epochs", "1", "--way", "each")
     assert re.search(r"round 1/1 .* \d+ steps/s  \d", outcome.stderr)
 

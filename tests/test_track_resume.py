@@ -63,7 +63,7 @@ TIMES = ("seconds", "training", "evaluating", "writing", "wall", "times")
 def without_time(value: Any) -> Any:
     """Facts of a run but for seconds and where it lies."""
     if isinstance(value, dict):
-        return {k: without_time(v) for k, v in value.items() if k not in (*TIMES, "run", "runs_dir")}
+        return {k: without_time(v) for k, v in value.items() if k not in (*TIMES, "run", "runs_dir", "memory")}
     return [without_time(v) for v in value] if isinstance(value, list) else value
 
 

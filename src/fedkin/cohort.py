@@ -105,7 +105,7 @@ class Store:
         self._kept: dict[str, Kept] = {}
 
     def read(self, name: str, ids: keys.I64) -> Tensor:
-        first, kept = self._first(name), self._kept.get(name)
+        first, kept = self.first(name), self._kept.get(name)
         if kept is None:
             return first.expand(len(ids), *first.shape).clone()
         slots = kept.slots[ids]
@@ -117,7 +117,7 @@ class Store:
         return rows
 
     def write(self, name: str, ids: keys.I64, rows: Tensor) -> None:
-        first = self._first(name)
+        first = self.first(name)
         if rows.shape != (len(ids), *first.shape):
             raise UsageError(f"kept {name!r} has shape {tuple(first.shape)} per client, got {tuple(rows.shape)}")
         new = rows.detach().to(first.dtype)
@@ -132,7 +132,8 @@ class Store:
         kept.make_room(ids)
         kept.rows[kept.at(kept.slots[ids])] = new
 
-    def _first(self, name: str) -> Tensor:
+    def first(self, name: str) -> Tensor:
+        """What a client has that has not written yet."""
         if name not in self.keeps:
             known = ", ".join(sorted(self.keeps)) or "nothing"
             raise UsageError(f"this method keeps {known}; declare {name!r} in its `keeps`")
@@ -154,7 +155,7 @@ class Store:
         for name, saved in state.items():
             if name not in self.keeps:
                 raise DataError(f"the saved state keeps {name!r} with each client; this method has no such thing")
-            ids, rows, first = saved["ids"].cpu().numpy(), saved["rows"], self._first(name)
+            ids, rows, first = saved["ids"].cpu().numpy(), saved["rows"], self.first(name)
             fits = len(ids) == len(rows) == len(np.unique(ids)) and np.isin(ids, np.arange(self.clients)).all()
             if not fits or rows.shape[1:] != first.shape or rows.dtype != first.dtype:
                 raise DataError(f"the saved state's {name!r} is not one row of shape {tuple(first.shape)} a client")
@@ -579,5 +580,7 @@ class Cohort:
         if self.device.type != "cpu" or len(self) == 1 or cores() == 1:
             with matmul_precision(self.training.precision):
                 return [quiet(k) for k in range(len(self))]
+        shares = np.array_split(np.arange(len(self)), min(len(self), 8 * cores()))  # a task for each would cost more
         with ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(quiet, range(len(self))))
+            found = pool.map(lambda share: [quiet(k) for k in share.tolist()], shares)
+            return [value for values in found for value in values]

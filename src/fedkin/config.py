@@ -17,7 +17,7 @@ from fedkin.options import option, validated
 if TYPE_CHECKING:
     from fedkin.compute.optim import Optimiser
 
-NOT_IDENTITY = ("runs_dir", "checkpoint_every", "device", "way", "chunk", "data_dir", "on_failure")
+NOT_IDENTITY = ("runs_dir", "checkpoint_every", "device", "way", "chunk", "data_dir", "on_failure", "force")
 """Where and how a run is done, not what it is."""
 ONLY_UNDER_ATTACK = ("malicious", "knowledge", "attackers")
 """Settings that change nothing where nobody attacks."""
@@ -76,6 +76,7 @@ class Config:
     precision: Literal["auto", "fp32", "tf32", "bf16"] = option("auto", "auto: tf32 on a GPU, fp32 elsewhere")
     way: str = option("auto", "how rows are trained: each, threads, batched, graph, compiled; auto: the fastest")
     chunk: int | None = option(None, "at most this many clients at once (bounds memory, not results)", low=1)
+    force: bool = option(False, "start even where memory or disk look too small for the run")
     on_failure: Literal["drop", "stop"] = option("drop", "a client that fails: go on without it, or stop the run")
     runs_dir: str | None = option(None, "where the run's folder goes (default: FEDKIN_RUNS, else ./runs)")
     checkpoint_every: int = option(10, "save what is needed to resume every so many rounds; 0: never", low=0)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedkin import inference
+from fedkin import footprint, inference
 from fedkin.clock import Clock
 from fedkin.cohort import Site, Store, Training
 from fedkin.compute import graphs
@@ -137,10 +137,7 @@ class Prepared:
     eval_point: str
     done: int = 0  # rounds that were done before, by a run that is resumed
     remarks: tuple[str, ...] = ()  # sentences a user should read before believing the numbers
-
-
-AT_ONCE = 256 << 20
-"""Bytes of personal models that a result holds; more are made one by one, when somebody asks for them."""
+    needed: footprint.Footprint | None = None  # memory and disk, as reckoned
 
 
 @dataclass(frozen=True)
@@ -191,6 +188,7 @@ class Result:
     wall: float = math.nan  # seconds from the beginning of preparing to the result
     times: dict[str, float] = field(default_factory=dict)  # its parts: see `clock.PARTS`
     diverged: str | None = None  # why the numbers are not to be believed
+    memory: Mapping[str, int | None] = field(default_factory=dict)  # bytes: reckoned before, and at the most
     _adversary: Adversary | None = field(default=None, repr=False)
 
     @property
@@ -259,6 +257,7 @@ class Result:
             "precision": self.prepared.precision,
             "ways": sorted(set(self.ways.values())),
             "remarks": self.remarks,
+            "memory": dict(self.memory),
             "run": self.run,
         }
 
@@ -402,7 +401,7 @@ class Job:
     def _models(self) -> torch.Tensor | Rows:
         """The personal models for a result: all of them if they are small, else whichever is asked for."""
         clients, then = len(self.fed.all), (self.fed.round, len(self.fed.exchanges))
-        if clients * self.site.layout.width * 4 <= AT_ONCE:
+        if clients * self.site.layout.width * 4 <= footprint.MODELS_AT_ONCE:
             return self.rows()
 
         def make(client: int) -> torch.Tensor:
@@ -544,6 +543,7 @@ class Job:
             _rows=rows, _model=self.model, _samples=self.samples, malicious=self.malicious,
             _adversary=self.adversary, backdoor=taken, remarks=remarks, diverged=diverged, wall=self.clock.wall,
             times=dict(self.clock.parts),
+            memory=footprint.memory_facts(self.prepared.needed, self.site.source.device),
         )  # fmt: skip
 
 
@@ -616,9 +616,12 @@ def prepare(
     if isinstance(average, Watched):
         average.meet(Desk(site, lambda: fed.round, kind.frozen_head))
     server.start(fed, layout, initial)
+    needed = footprint.expected(config, site, server, engine.looks_at, footprint.activations_of(network, example))
+    if not config.force:
+        footprint.check_memory(needed, device)
     resolved = replace(config, clients=split.clients, model=name)
     prepared = Prepared(resolved, split.clients, dataset.classes, split.hash, layout.parameters, str(device),
-                        precision, point, remarks=tuple(remarks))  # fmt: skip
+                        precision, point, remarks=tuple(remarks), needed=needed)  # fmt: skip
     samples_of = Samples(dataset.shape, dataset.x.dtype.name, dataset.classes, tuple(dataset.class_names),  # type: ignore[arg-type]
                          dataset.mean, dataset.std, dataset.vocabulary)  # fmt: skip
     job = Job(resolved, prepared, server, fed, site, engine, network, samples_of, asdict(options), adversary=adversary,

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,6 +15,7 @@ from rich.text import Text
 from fedkin.cli.console import ACCENT, percent, seconds, size, sparkline, table
 from fedkin.cli.outcome import benign_only, threat
 from fedkin.config import Config
+from fedkin.footprint import resident
 from fedkin.rounds import Event, Prepared, RoundRecord
 from fedkin.track.statistics import varied
 from fedkin.track.sweep import Cell
@@ -38,9 +36,19 @@ def headline(prepared: Prepared) -> str:
         f"{config.method} on {config.data}", f"{prepared.clients} clients, {config.partition}",
         f"{config.model}, {prepared.parameters:,} parameters", f"{prepared.device} {prepared.precision}",
         f"seed {config.seed}", f"split {prepared.split_hash[:12]}", threat(config, prepared.clients),
-        "" if config.rule == "mean" else f"rule {config.rule}",
+        "" if config.rule == "mean" else f"rule {config.rule}", needs(prepared),
     ]  # fmt: skip
     return " · ".join(part for part in parts if part)
+
+
+def needs(prepared: Prepared) -> str:
+    """The memory and disk that the run is reckoned to need."""
+    if prepared.needed is None:
+        return ""
+    found = prepared.needed
+    parts = [f"{size(found.host)} of memory", f"{size(found.device)} of {prepared.device}" if found.device else "",
+             f"{size(found.disk)} of disk"]  # fmt: skip
+    return "needs about " + ", ".join(part for part in parts if part)
 
 
 def pace(record: RoundRecord, before: RoundRecord | None = None) -> float:
@@ -49,19 +57,6 @@ def pace(record: RoundRecord, before: RoundRecord | None = None) -> float:
     if before is not None:
         steps, seconds = steps - before.client_steps, seconds - before.seconds
     return steps / seconds if seconds > 0 else 0.0
-
-
-def memory() -> int:
-    """Bytes this process has in memory now."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        pass
-    try:
-        import resource
-    except ImportError:
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def round_line(
@@ -73,7 +68,7 @@ def round_line(
         f"{name}  loss {record.train_loss:.4f}  {accuracy} {percent(record.accuracy.macro)}  "
         f"worst decile {percent(record.accuracy.worst_decile)}  down {size(record.bytes_down)}  "
         f"up {size(record.bytes_up)}  failed {record.failed}  removed {record.removed}  {seconds(record.wall)}  "
-        f"{pace(record, before):.0f} steps/s  {size(memory())}"
+        f"{pace(record, before):.0f} steps/s  {size(resident())}"
     )
 
 
@@ -159,7 +154,7 @@ class LiveRun:
             "time": seconds(last.wall),
             "evaluating": seconds(last.evaluating),
             "steps/s": f"{pace(*self._records[:-3:-1]):.0f}",
-            "memory": size(memory()),
+            "memory": size(resident()),
             "failed": _alarm(self._failed),
             "removed": _alarm(last.removed),
             "curve": f"[green]{sparkline([r.accuracy.macro for r in self._records], 20)}[/]",

@@ -100,6 +100,7 @@ def summarise(result: Result) -> None:
         "split": f"{prepared.split_hash}, seed {result.seed}",
         "sent": f"{size(sent['down'])} down, {size(sent['up'])} up",
         "time": f"{spent(result.wall, result.times)}, on {prepared.device} ({prepared.precision})",
+        **_memory(result),
         **({"folder": escape(result.run)} if result.run else {}),
     }
     for name, value in facts.items():
@@ -114,6 +115,15 @@ def _point(result: Result) -> str:
     """When models were judged, and who chose that."""
     said = POINTS[result.prepared.eval_point]
     return f"{said} ({result.method}'s own point)" if result.config.eval_point == "auto" else said
+
+
+def _memory(result: Result) -> dict[str, str]:
+    """The most this process had, which is more than the run's own where it had other work before."""
+    host, device = result.memory.get("host_peak"), result.memory.get("device_peak")
+    parts = [f"{size(host)}" if host else "", f"{size(device)} on {result.prepared.device}" if device else ""]
+    said = ", ".join(part for part in parts if part)
+    expected = result.memory.get("host_estimate")
+    return {"memory": f"{said} at the most{f', {size(expected)} expected' if expected else ''}"} if said else {}
 
 
 def _hostility(result: Result) -> dict[str, str]:

@@ -47,7 +47,7 @@ TRAVELS = ("method", "options", "model", "head", "buffers", "rounds", "epochs", 
            "weight_decay", "augment", "order", "seed", "test_share", "validation_share", "eval_point",
            "precision")  # fmt: skip
 """The settings a server tells its sites; where and how a site computes is its own business."""
-SERVER_HALF = {name for name in vars(Method) if name in ("start", "round", "deliver", "deliver_to", "deliver_to_all", "finish")}
+SERVER_HALF = {"start", "round", "deliver", "deliver_to", "deliver_to_all", "needs", "finish"}
 PERSONAL = "rows"  # what `report` adds for the simulator, and no site sends
 
 
@@ -64,7 +64,7 @@ class Own(Store):
         super().write(name, ids * 0, rows)
 
     def expected(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        first = {name: self._first(name) for name in self.keeps}
+        first = {name: self.first(name) for name in self.keeps}
         return {name: ((1, *t.shape), t.dtype) for name, t in first.items()}
 
 

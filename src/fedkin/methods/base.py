@@ -43,6 +43,17 @@ class NoOptions:
     """This method has no options of its own."""
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a method needs memory for, as far as its `keeps` do not say; an estimate, in models where not said."""
+
+    asked: int  # clients asked to train at once, if nothing bounds it
+    writers: int  # clients that have something to keep in the end
+    trained: int = 1  # by a client at once
+    server: float = 2  # that the server remembers
+    working: float = 0  # that it works with in a round, besides the replies
+
+
 class Method:
     """Base of all methods: shares one model, evaluates it as received (FedAvg's shape)."""
 
@@ -90,6 +101,10 @@ class Method:
         if hasattr(self, "model") and self.shares not in ("head", "nothing"):
             return {"model": self.model}
         return {"body": getattr(self, "body")} if self.frozen_head else {}  # noqa: B009
+
+    def needs(self, cohort: int, seen: int, everybody: int) -> Needs:
+        """Memory for `cohort` clients a round, `seen` in all rounds, of `everybody`."""
+        return Needs(asked=cohort, writers=seen)
 
     def detector(self) -> Detector | None:
         """The method's own check for hostile replies, for attacks that adapt to it; None: it has none."""
@@ -147,4 +162,4 @@ def _scored(client: Cohort, rows: Tensor) -> Reply:
     return {"correct": scores.correct, "count": scores.count, "loss": scores.loss, "rows": rows}
 
 
-__all__ = ["METHODS", "EvalPoint", "Keep", "Method", "NoOptions", "option", "options_of"]
+__all__ = ["METHODS", "EvalPoint", "Keep", "Method", "Needs", "NoOptions", "option", "options_of"]

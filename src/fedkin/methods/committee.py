@@ -36,7 +36,8 @@ def seats(clients: int, wanted: int | None, trains: bool) -> int:
 def by_lot(fed: Federation, size: int, avoid: Sequence[int] = ()) -> list[int]:
     """A committee drawn by lot: the first one, and the next one when not a single vote came."""
     lot = keys.permutation(keys.key(fed.seed, "committee", fed.round), len(fed.all)).tolist()
-    return sorted(sorted((c for c in lot if c in fed.alive), key=avoid.__contains__)[:size])
+    there, last = set(fed.alive), set(avoid)
+    return sorted(sorted((c for c in lot if c in there), key=last.__contains__)[:size])
 
 
 def panels(

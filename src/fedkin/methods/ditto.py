@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkin.cohort import Cohort, Keep, Model
 from fedkin.federation import Clients, Federation, Reply
-from fedkin.methods.base import METHODS, Method, option
+from fedkin.methods.base import METHODS, Method, Needs, option
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,9 @@ class Ditto(Method):
         v, w = client.fit_together([Model(client["personal"], self.options.lam, received), Model(received)])
         client["personal"] = v
         return {"model": client.model(w)}
+
+    def needs(self, cohort: int, seen: int, everybody: int) -> Needs:
+        return Needs(cohort, seen, trained=2)
 
     def deliver(self) -> dict[str, Any]:
         return {} if self.options.output == "personal" else {"model": self.model}

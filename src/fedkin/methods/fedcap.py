@@ -18,7 +18,7 @@ from torch import Tensor
 from fedkin.cohort import Cohort, Keep, Model
 from fedkin.federation import Clients, Federation, Reply, each
 from fedkin.layout import Layout
-from fedkin.methods.base import METHODS, Method
+from fedkin.methods.base import METHODS, Method, Needs
 from fedkin.methods.similarity import FedCAPOptions, Phi, contributions, detect, rows_of, usual
 from fedkin.robust import Detector
 
@@ -142,6 +142,11 @@ class FedCAP(Method):
         if self.personalises:
             fed.ask(newcomers, self.settle, model=each(rows_of(newcomers, self.customised, self.model)))
         return newcomers
+
+    def needs(self, cohort: int, seen: int, everybody: int) -> Needs:
+        customised = everybody if self.options.eval_customise_all else seen
+        known = seen if self.options.collect == "last_known" else 0
+        return Needs(cohort, seen, 1 + self.personalises, 2 * cohort + customised + known, 4 * cohort)
 
     def deliver_to(self, fed: Federation, clients: Clients) -> dict[str, Any]:
         return {"model": each(rows_of(clients, self.customised, self.model))}

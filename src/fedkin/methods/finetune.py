@@ -9,7 +9,7 @@ from torch import Tensor
 from fedkin.cohort import Cohort, Keep, Learn
 from fedkin.federation import Federation
 from fedkin.layout import Layout
-from fedkin.methods.base import Method
+from fedkin.methods.base import Method, Needs
 
 
 class TunedAtTheEnd(Method):
@@ -36,6 +36,9 @@ class TunedAtTheEnd(Method):
     def tune(self, client: Cohort, body: Tensor) -> None:
         client["tuned"] = client.fit(client.rows(body=body), learn=self.tune_part, epochs=self.tune_epochs)
         client["is_tuned"] = client["is_tuned"] + 1
+
+    def needs(self, cohort: int, seen: int, everybody: int) -> Needs:
+        return Needs(everybody, everybody) if self.tune_epochs else Needs(cohort, 0)
 
     def deliver(self) -> dict[str, Any]:
         return {"body": self.body}

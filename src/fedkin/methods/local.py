@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedkin.cohort import Cohort, Keep
 from fedkin.federation import Clients, Federation
-from fedkin.methods.base import METHODS, Method, option
+from fedkin.methods.base import METHODS, Method, Needs, option
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,9 @@ class Local(Method):
 
     def train(self, client: Cohort) -> None:
         client["own"] = client.fit(client["own"])
+
+    def needs(self, cohort: int, seen: int, everybody: int) -> Needs:
+        return Needs(everybody, everybody) if self.options.who == "all" else Needs(cohort, seen)
 
     def deliver(self) -> dict[str, Any]:
         return {}

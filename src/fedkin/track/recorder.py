@@ -304,7 +304,8 @@ def prepared_facts(job: Job) -> dict[str, Any]:
     own = {} if job.config.model in MODELS else {"model_hash": first_weights(job)}
     return {"clients": p.clients, "classes": p.classes, "split_hash": p.split_hash, "parameters": p.parameters,
             "eval_point": p.eval_point, "device": p.device, "precision": p.precision,
-            "data_hash": fingerprint(job), **own}  # fmt: skip
+            "data_hash": fingerprint(job), **own,
+            "needed": p.needed.to_dict() if p.needed is not None else None}  # fmt: skip
 
 
 def environment(job: Job) -> dict[str, Any]:
@@ -351,7 +352,7 @@ def outcome(result: Result) -> dict[str, Any]:
     """A result without what the tables hold."""
     full = result.to_dict()
     kept = ("accuracy", "best", "bytes", "seconds", "wall", "times", "removed", "detection", "backdoor", "ways",
-            "remarks", "diverged")  # fmt: skip
+            "remarks", "diverged", "memory")  # fmt: skip
     done = {"failed": len(result.failures), "rounds_done": result.history[-1].round}
     return {**{k: full[k] for k in kept if k in full}, **done}
 

@@ -21,6 +21,7 @@ from fedkin.compute.together import Stopped
 from fedkin.config import Config, make_config
 from fedkin.data import Dataset, Split
 from fedkin.errors import DataError, FedKinError, UsageError
+from fedkin.footprint import check_disk
 from fedkin.methods import METHODS
 from fedkin.rounds import Job, Listener, Result, RoundRecord, drive, prepare
 from fedkin.track import checkpoint, database
@@ -64,6 +65,8 @@ def start(
     job = prepare(config, **{**data, **given})
     if ready is not None:
         ready(job)
+    if not config.force and job.prepared.needed is not None:
+        check_disk(job.prepared.needed, runs_folder(config.runs_dir))
     with job.clock.counting("writing"):
         created = Recorder.create(runs_folder(config.runs_dir), job, config, _objects(config, given))
     with created as recorder:
@@ -94,7 +97,8 @@ def resume(
             f"resume it from Python, fedkin.resume({info.id!r}, {', '.join(f'{m}=...' for m in missing)})"
         )
     plugins.require(info.id, info.raw.get("plugins"))
-    config = make_config({**(info.given or info.config), "runs_dir": str(info.path.parent)})
+    again = {"runs_dir": str(info.path.parent), "force": True}  # it was let in when it began
+    config = make_config({**(info.given or info.config), **again})
     with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder:
         job = prepare(config, **given)
         _check_same(job, run)
