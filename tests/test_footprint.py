@@ -189,7 +189,8 @@ def test_a_run_that_cannot_fit_is_refused_with_what_would_help(monkeypatch: pyte
 def test_a_folder_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=100))
-    settings: dict[str, Any] = {"clients": 5, "rounds": 1, "epochs": 1, "way": "each", "runs_dir": str(tmp_path / "new")}
+    settings: dict[str, Any] = {"clients": 5, "rounds": 1, "epochs": 1, "way": "each"}
+    settings["runs_dir"] = str(tmp_path / "new")
     with pytest.raises(UsageError, match=r"of disk, and there are 100 B.*--checkpoint-every 0.*--force"):
         fk.run("ditto", **settings)
     assert not (tmp_path / "new").exists()
