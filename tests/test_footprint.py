@@ -181,7 +181,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, **room: int) -> None:
 
 def test_a_run_that_cannot_fit_is_refused_with_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
     refusing(monkeypatch, host=10_000)
-    with pytest.raises(UsageError, match=r"needs about .* of memory, and there are .*--chunk.*--participation.*--force"):
+    with pytest.raises(UsageError, match=r"needs about .* of memory, and .*--chunk.*--participation.*--force"):
         job_of("ditto")
     assert job_of("ditto", force=True).prepared.needed.host > 10_000  # type: ignore[union-attr]
 

@@ -107,10 +107,10 @@ class FedPKDA(Method):
             ids = torch.from_numpy(replies.clients.ids)
             fed.note("epsilon", self.options.spend(self.spent, ids, replies["fewest"], self.prototypes.shape[2]))
         alive = sorted((c, k) for k, c in enumerate(self.senders) if c not in fed.removed)
-        clients, at = [c for c, _ in alive], [k for _, k in alive]
+        whose, at = [c for c, _ in alive], [k for _, k in alive]
         goals, known, weights = global_prototypes(self.prototypes[at], self.present[at], self.options.cov)
         classes = torch.nonzero(known).flatten().tolist()
-        fed.note("prototype_weights", {"clients": clients, "classes": classes, "weights": weights.tolist()})
+        fed.note("prototype_weights", {"clients": whose, "classes": classes, "weights": weights.tolist()})
         return goals, known
 
     def weights(self, fed: Federation, replies: Replies) -> Tensor | None:

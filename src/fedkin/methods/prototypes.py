@@ -193,8 +193,10 @@ def _lengths_by(system: Tensor, columns: Tensor) -> Tensor:
     has left A not quite positive."""
     factor, failed = torch.linalg.cholesky_ex(system)
     if failed.any():
-        return (torch.linalg.solve(system, columns) * columns).sum(1)
-    return torch.linalg.solve_triangular(factor, columns, upper=False).square().sum(1)
+        solved: Tensor = torch.linalg.solve(system, columns)
+        return (solved * columns).sum(1)
+    turned: Tensor = torch.linalg.solve_triangular(factor, columns, upper=False)
+    return turned.square().sum(1)
 
 
 def _ledoit_wolf(lengths: Tensor, products: Tensor, n: Tensor, width: int) -> tuple[Tensor, Tensor]:
