@@ -5,6 +5,7 @@ be right within a factor of two where rows matter (the tests hold it against mea
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import sys
@@ -93,16 +94,12 @@ def activations_of(network: torch.nn.Module, example: torch.Tensor) -> int:
     def count(module: object, inputs: object, output: object) -> None:
         found[0] += output.numel() if isinstance(output, torch.Tensor) else 0
 
-    leaves = [m for m in network.modules() if not list(m.children())]
-    hooks = [m.register_forward_hook(count) for m in leaves]
-    training = network.training
-    try:
-        with torch.no_grad():
-            network.eval()(example[:1])
-    finally:
-        network.train(training)
-        for hook in hooks:
-            hook.remove()
+    twin = copy.deepcopy(network).eval()
+    for module in twin.modules():
+        if not list(module.children()):
+            module.register_forward_hook(count)
+    with torch.no_grad():
+        twin(example[:1])
     return found[0]
 
 

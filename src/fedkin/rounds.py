@@ -557,12 +557,14 @@ def prepare(
     average: Average | None = None,
     chooser: Chooser | None = None,
     sources: dict[int, tuple[Dataset, Source]] | None = None,
+    admitted: bool = False,
 ) -> Job:
     """Check everything, load the data, build the network; nothing trains yet.
 
     `model` is copied, never changed (see `first_network`). `tamper` and `average` replace what the configuration's
     attack and rule would do; `chooser` trains in place of the run's own; `sources` are data sets that lie on the device
-    already, by the data set's identity (for runs that share them; one that an attacker changes is never shared)."""
+    already, by the data set's identity (for runs that share them; one that an attacker changes is never shared).
+    `admitted`: it was found to fit before (a run that goes on)."""
     clock = Clock()
     average = average or average_of(config)
     attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
@@ -617,7 +619,7 @@ def prepare(
         average.meet(Desk(site, lambda: fed.round, kind.frozen_head))
     server.start(fed, layout, initial)
     needed = footprint.expected(config, site, server, engine.looks_at, footprint.activations_of(network, example))
-    if not config.force:
+    if not (config.force or admitted):
         footprint.check_memory(needed, device)
     resolved = replace(config, clients=split.clients, model=name)
     prepared = Prepared(resolved, split.clients, dataset.classes, split.hash, layout.parameters, str(device),

@@ -95,7 +95,7 @@ def _restored(folder: RunFolder) -> tuple[Result, Dataset]:
     found = checkpoint.names(place)
     if not found:
         raise DataError(f"run {info.id!r} has no checkpoint, so no models; run it with --checkpoint-every 1")
-    job = prepare(make_config({**(info.given or info.config), "force": True}))  # nothing trains here
+    job = prepare(make_config(info.given or info.config), admitted=True)
     if job.prepared.split_hash != info.prepared.get("split_hash"):
         raise DataError(f"run {info.id!r}: its data or their split are not what they were; restore the data")
     samples = np.array([len(part) for part in job.site.parts["train"]], np.int64)

@@ -97,10 +97,9 @@ def resume(
             f"resume it from Python, fedkin.resume({info.id!r}, {', '.join(f'{m}=...' for m in missing)})"
         )
     plugins.require(info.id, info.raw.get("plugins"))
-    again = {"runs_dir": str(info.path.parent), "force": True}  # it was let in when it began
-    config = make_config({**(info.given or info.config), **again})
+    config = make_config({**(info.given or info.config), "runs_dir": str(info.path.parent)})
     with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder:
-        job = prepare(config, **given)
+        job = prepare(config, **given, admitted=True)
         _check_same(job, run)
         _check_versions(run, tell)
         marks = _restore(job, run, tell)
