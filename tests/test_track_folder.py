@@ -269,7 +269,7 @@ def test_somebody_reading_does_not_stop_the_run(tmp_path: Path, monkeypatch: pyt
 def test_identity_is_what_changes_the_result() -> None:
     base = make_config({"method": "ditto"})
     elsewhere = {"runs_dir": "x", "checkpoint_every": 3, "device": "cpu", "way": "each", "chunk": 2, "data_dir": "d",
-                 "on_failure": "stop"}  # fmt: skip
+                 "on_failure": "stop", "force": True}  # fmt: skip
     assert set(elsewhere) == set(NOT_IDENTITY)
     assert make_config({"method": "ditto", **elsewhere}).identity() == base.identity()
     for change in ({"seed": 1}, {"lr": 0.02}, {"options": {"lam": 0.5}}, {"precision": "bf16"}, {"method": "fedavg"}):
