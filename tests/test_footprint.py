@@ -36,7 +36,7 @@ FEW = {"sizes": (9, 6, 2, 5, 7, 4, 3, 8), "participation": 0.25}
 
 def store(clients: int = 50) -> Store:
     network = nn.Linear(3, 2)
-    layout = Layout.of(network)
+    layout = Layout.of(network, head="")
     keeps = {"row": Keep("row"), "seen": Keep((), "zeros"), "mask": Keep("row", "zeros", torch.bool)}
     return Store(clients, keeps, layout, layout.row(network))
 
