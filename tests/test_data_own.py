@@ -158,3 +158,126 @@ def test_torch_data_sets():
 
     with pytest.raises(UsageError, match="with a length"):
         from_torch([Endless()])
+
+
+# ---------------------------------------------------------------- columns by name, labels and cells with their place
+
+
+def test_columns_go_by_name(tmp_path):
+    (tmp_path / "a.csv").write_text("f0,f1,label\n1,2,0\n3,4,1\n")
+    (tmp_path / "b.csv").write_text("f1,label,f0\n20,0,10\n40,1,30\n")
+    dataset, _ = from_folder(tmp_path)
+    assert dataset.columns == ("f0", "f1")
+    assert dataset.x.tolist() == [[1, 2], [3, 4], [10, 20], [30, 40]]
+
+
+def test_frames_go_by_name_too():
+    pd = pytest.importorskip("pandas")
+    one = pd.DataFrame({"f0": [1, 3], "f1": [2, 4], "label": ["x", "y"]})
+    two = pd.DataFrame({"label": ["y", "y"], "f1": [20, 40], "f0": [10, 30]})
+    dataset, split = from_arrays({"oslo": one, "bern": two})
+    assert split.names == ("oslo", "bern")
+    assert dataset.x.tolist() == [[1, 2], [3, 4], [10, 20], [30, 40]]
+    with pytest.raises(DataError, match="client 'bern': column 'f1' is missing, which client 'oslo' has"):
+        from_arrays({"oslo": one, "bern": two.drop(columns="f1")})
+    with pytest.raises(DataError, match="client 'bern': expected a column 'label'"):
+        from_arrays({"oslo": one, "bern": two.drop(columns="label")})
+
+
+GOOD = "f0,f1,label\n1,2,0\n3,4,1\n"
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("f0,f2,label\n1,2,0\n", "b.csv: column 'f1' is missing, which .*a.csv has"),
+    ("f0,f1,f2,label\n1,2,3,0\n", "b.csv: column 'f2' is not in .*a.csv"),
+    ("f0,f0,label\n1,2,0\n", "b.csv: two columns are called 'f0'"),
+    (",f0,f1,label\n0,1,2,0\n", "b.csv: column 1 of 4 has no name"),
+    ("f0,f1,label\n1,2,0\n\n3,4,0.5\n", "b.csv: label 0.5 is not a class \\(row 4\\)"),
+    ("f0,f1,label\n1,2,0\n3,4,\n", "b.csv: no label in row 3 \\(''\\)"),
+    ("f0,f1,label\n1,2,cat\n3,4,None\n", "b.csv: no label in row 3 \\('None'\\)"),
+    ("f0,f1,label\n1,2,nan\n3,4,1\n", "b.csv: no label in row 2"),
+    ("f0,f1,label\n1,2,0\n3,,1\n", "b.csv: column 'f1' has no value in row 3"),
+    ("f0,f1,label\n1,nan,0\n3,4,1\n", "b.csv: column 'f1' holds a value that is missing or not finite in row 2"),
+    ("f0,f1,label\n1,2,0\n3,1e99,1\n", "b.csv: column 'f1' holds a value that is missing or not finite in row 3"),
+    ("f0,f1,label\n1,2,0\n3,red,1\n", "b.csv: column 'f1' is not numeric \\(row 3: 'red'\\)"),
+])
+def test_what_is_wrong_in_a_table_is_said_with_file_and_row(tmp_path, text, message):
+    (tmp_path / "a.csv").write_text(GOOD)
+    (tmp_path / "b.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        from_folder(tmp_path)
+
+
+def test_whole_numbers_with_a_point_are_numbers_in_every_format(tmp_path):
+    (tmp_path / "a.csv").write_text("f0,label\n1,0.0\n2,1.0\n")
+    np.savez(tmp_path / "b.npz", x=np.zeros((2, 1)), y=np.array([1.0, 10.0]))
+    np.savez(tmp_path / "c.npz", x=np.zeros((2, 1)), y=np.array([2, 1]))
+    dataset, _ = from_folder(tmp_path)
+    assert dataset.class_names == ("0", "1", "2", "10")
+    np.savez(tmp_path / "b.npz", x=np.zeros((2, 1)), y=np.array([1.0, 0.5]))
+    with pytest.raises(DataError, match=r"b.npz: client 'b': label 0.5 is not a class \(sample 1\)"):
+        from_folder(tmp_path)
+
+
+def test_values_that_are_not_finite_are_said_with_their_client(tmp_path):
+    good, bad = client(4), (np.array([[1.0, 2, 3], [4, np.inf, 6]]), [0, 1])
+    with pytest.raises(DataError, match="client 'client-1': sample 1 holds a value that is not finite"):
+        from_arrays([good, bad])
+    np.savez(tmp_path / "a.npz", x=good[0], y=good[1])
+    np.savez(tmp_path / "b.npz", x=bad[0], y=bad[1])
+    with pytest.raises(DataError, match=r"b.npz: client 'b': sample 1 holds a value that is not finite"):
+        from_folder(tmp_path)
+
+
+def test_names_tell_clients_apart():
+    with pytest.raises(DataError, match="two clients are called 'a'"):
+        from_arrays([client(3), client(3)], names=["a", "a"])
+    with pytest.raises(DataError, match="not valid text"):
+        from_arrays([client(3), client(3)], names=["a", "\udcff"])
+
+
+def test_a_file_whose_name_is_no_text_is_refused(tmp_path):
+    try:
+        (tmp_path / "\udcff.csv").write_text(GOOD)
+    except OSError:
+        pytest.skip("this file system has no such names")
+    with pytest.raises(DataError, match="not valid text"):
+        from_folder(tmp_path)
+
+
+def test_files_that_may_not_be_read_are_named(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text(GOOD)
+
+    def denied(self, *args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr("pathlib.Path.open", denied)
+    with pytest.raises(DataError, match=r"a\.csv.*Permission denied"):
+        from_folder(tmp_path)
+    monkeypatch.setattr("pathlib.Path.iterdir", denied)
+    with pytest.raises(DataError, match=r"cannot be read .Permission denied"):
+        from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(("clients", "message"), [
+    ((c for c in [client(3)]), "come as a generator: give a list"),
+    ([{"image": [1], "label": [0]}], "is a dictionary with 'image', 'label': give"),
+    ([np.zeros((2, 5))], "is a single ndarray: give"),
+    ([([[1], [1, 2]], [0, 1])], "does not become an array"),
+    ([[]], "has 0 arrays"),
+])
+def test_objects_that_will_not_do_say_what_would(clients, message):
+    with pytest.raises((DataError, UsageError), match=message):
+        from_arrays(clients)
+
+
+def test_items_as_dictionaries_say_what_would_do():
+    class Pictures:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            return {"image": np.zeros(3), "label": i}
+
+    with pytest.raises(UsageError, match="client 'client-0': items are dictionaries with 'image', 'label'; give pairs"):
+        from_torch([Pictures()])

@@ -375,3 +375,20 @@ def test_command(tmp_path: Path) -> None:
     np.savez(tmp_path / "wrong.npz", x=x[:, :, :4])
     assert "the data are uint8 of shape (1, 4, 8)" in fedkin(str(tmp_path / "wrong.npz"), code=1).output
     assert "no such data file" in fedkin(str(tmp_path / "missing.npz"), code=2).output
+
+
+def test_columns_of_a_table_go_by_the_names_the_model_knows(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("b,label,a\n2,0,1\n4,1,3\n")
+    x, labels = read_samples(tmp_path / "a.csv", columns=("a", "b"))
+    assert x.tolist() == [[1, 2], [3, 4]]
+    assert labels is not None
+    assert labels.tolist() == [0, 1]
+    for columns, message in ((("a", "c"), "'c' is missing, which the model has"), (("a",), "'b' is not in the model")):
+        with pytest.raises(DataError, match=f"a.csv: column {message}"):
+            read_samples(tmp_path / "a.csv", columns=columns)
+
+
+def test_a_model_file_keeps_the_names_of_its_columns(tmp_path: Path) -> None:
+    made = Card("mlp", (2,), 3, columns=("a", "b"))
+    path = save(tmp_path / "m.safetensors", build("mlp", (2,), 3), made)
+    assert load(path).card.columns == ("a", "b")

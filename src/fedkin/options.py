@@ -122,7 +122,7 @@ def _as(kind: Any, value: Any) -> Any:
             raise ValueError
         return float(value)
     if kind is str:
-        if isinstance(value, str):
+        if isinstance(value, str) and "\0" not in value:
             return value
         raise ValueError
     if get_origin(kind) in (tuple, list):

@@ -251,7 +251,7 @@ def predict(
     from fedkin.deploy.predict import read_samples
 
     personal = load(model)
-    found = judge(personal, *read_samples(data))
+    found = judge(personal, *read_samples(data, columns=personal.card.columns))
     if out is not None:
         found.write_csv(out)
     if found.foreign:

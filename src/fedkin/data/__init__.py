@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedkin.data.dataset import Dataset
 from fedkin.data.download import Progress
-from fedkin.data.own import from_arrays, from_folder, from_torch
+from fedkin.data.own import Brought, Own, from_arrays, from_folder, from_torch, own_clients, own_folder
 from fedkin.data.partition import (
     PARTITIONS,
     Deal,
@@ -17,6 +17,7 @@ from fedkin.data.partition import (
     pathological,
     shards,
 )
+from fedkin.data.remarks import remarks_on
 from fedkin.data.shift import CORRUPTIONS, apply_shift
 from fedkin.data.sources import SOURCES, Source, data_home, load, source
 from fedkin.data.split import Split, make_split
@@ -25,8 +26,10 @@ __all__ = [
     "CORRUPTIONS",
     "PARTITIONS",
     "SOURCES",
+    "Brought",
     "Dataset",
     "Deal",
+    "Own",
     "Partition",
     "Progress",
     "Source",
@@ -42,8 +45,11 @@ __all__ = [
     "load",
     "make_split",
     "natural",
+    "own_clients",
+    "own_folder",
     "parse_partition",
     "pathological",
+    "remarks_on",
     "shards",
     "source",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,8 @@ class Dataset:
     std: float = 0.5
     vocabulary: int = 0
     note: str = ""
+    columns: tuple[str, ...] = ()
+    """What the features are called, where they came as a table."""
 
     def __post_init__(self) -> None:
         self._check_samples()
@@ -111,22 +114,65 @@ def as_samples(x: Any, vocabulary: int = 0) -> Array:
         x = np.moveaxis(x, -1, 1)
     if x.dtype == np.uint8 and x.ndim == 4:
         return np.ascontiguousarray(x)
-    return np.ascontiguousarray(x, dtype=np.float32)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused with its place
+        return np.ascontiguousarray(x, dtype=np.float32)
+
+
+MISSING = ("", "None", "nan", "NaN", "null", "NULL", "<NA>", "NaT")
+"""What programs write where a label is not known. A class of such a name needs another one."""
+
+
+def checked_labels(labels: Any, where: str = "", place: Callable[[int], str] = lambda i: f"sample {i}") -> Array:
+    """Labels as whole numbers or as text. Text that is whole numbers becomes numbers, so that 10 sorts after 9;
+    numbers with a point are whole or refused. What is wrong is said with where and at which place it stands."""
+    labels = np.asarray(labels)
+    front = f"{where}: " if where else ""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise DataError(f"{front}labels have shape {labels.shape}; one label per sample is needed")
+    if labels.dtype.kind not in "biufUSO":
+        raise DataError(f"{front}labels of type {labels.dtype} cannot be used: give whole numbers or names")
+    if labels.dtype.kind in "USO":
+        labels = _from_words(labels, front, place)
+    if labels.dtype.kind == "f":
+        odd = ~np.isfinite(labels) | (labels != np.round(labels)) | (np.abs(labels) >= 2.0**63)
+        if odd.any():
+            i = int(np.argmax(odd))
+            raise DataError(f"{front}label {labels[i]} is not a class ({place(i)}); labels are whole numbers or names")
+    if labels.dtype == np.uint64 and len(labels) and labels.max() >= np.uint64(2**63):
+        raise DataError(f"{front}label {labels.max()} is too large a number; labels fit into 64 bits")
+    found: Array = labels if labels.dtype.kind in "bU" else labels.astype(np.int64)
+    return found
+
+
+def _from_words(labels: Array, front: str, place: Callable[[int], str]) -> Array:
+    values = labels.tolist()
+    kinds = {"words" if isinstance(v, str | bytes) else "numbers" for v in values if not _absent(v)}
+    if len(kinds) > 1:
+        raise DataError(f"{front}labels are numbers and words; use one kind")
+    try:
+        text = np.array([v.decode() if isinstance(v, bytes) else str(v) for v in values], dtype=str)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{front}a label is not valid text ({error})") from None
+    absent = np.isin(text, MISSING)
+    if absent.any():
+        i = int(np.argmax(absent))
+        raise DataError(f"{front}no label in {place(i)} ({str(text[i])!r}); drop such samples, or call the class "
+                        "something else")
+    for kind in (np.int64, np.float64):
+        try:
+            return text.astype(kind)
+        except (ValueError, OverflowError):
+            continue
+    return text
+
+
+def _absent(value: object) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
 
 
 def encode_labels(labels: Any) -> tuple[Ints, tuple[str, ...]]:
     """Labels of any kind as 0..C-1, with the original values (sorted) as class names; numbers sort as numbers."""
-    labels = np.asarray(labels)
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.ndim != 1:
-        raise DataError(f"labels have shape {labels.shape}; one label per sample is needed")
-    if labels.dtype.kind == "f":
-        if not np.isfinite(labels).all() or (labels != np.round(labels)).any():
-            odd = labels[~np.isfinite(labels) | (labels != np.round(labels))][0]
-            raise DataError(f"label {odd} is not a class; labels are whole numbers or names")
-        labels = labels.astype(np.int64)
-    if labels.dtype.kind not in "biuU":
-        labels = labels.astype(str)
-    names, codes = np.unique(labels, return_inverse=True)
+    names, codes = np.unique(checked_labels(labels), return_inverse=True)
     return codes.astype(np.int64), tuple(str(name) for name in names.tolist())

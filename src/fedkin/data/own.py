@@ -1,23 +1,37 @@
-"""Your own data: arrays, a folder with one file per client, or torch data sets.
+"""Your own data: arrays, a folder with one file per client, data frames or torch data sets.
 
 Each client's rows stay its own. A client that brings test rows keeps them; the others get theirs from a random share.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedkin.data.dataset import Array, Dataset, Ints, as_samples, encode_labels
+from fedkin.data.columns import Table, from_frame, is_frame, read_table
+from fedkin.data.dataset import Array, Dataset, Ints, as_samples, checked_labels, encode_labels
 from fedkin.data.files import MissingFile, column, read_npz
 from fedkin.data.partition import Deal, Partition
-from fedkin.data.split import Split, check_shares, held_out, make_split, split_deal
+from fedkin.data.split import (
+    Split,
+    check_names,
+    check_shares,
+    check_sizes,
+    held_out,
+    make_split,
+    resized,
+    skewed,
+    split_deal,
+)
 from fedkin.errors import DataError, UsageError
+
+KINDS = (".npz", ".parquet", ".csv")
+PAIR, FOUR = ("x", "y"), ("x_train", "y_train", "x_test", "y_test")
+LABEL = "label"
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +41,67 @@ class _Client:
     y: Array
     tests: int | None
     """How many of the last rows are for testing; None where nobody has said."""
+    columns: tuple[str, ...] = ()
+    """What the features are called, where they came as a table."""
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """Clients with rows of their own, before they are split into training, validation and test rows."""
+
+    name: str
+    parts: tuple[_Client, ...]
+    vocabulary: int = 0
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise UsageError("no clients: give at least one")
+        check_names([part.name for part in self.parts])
+        first = self.parts[0]
+        for part in self.parts[1:]:
+            if (part.x.shape[1:], part.x.dtype) != (first.x.shape[1:], first.x.dtype):
+                raise DataError(f"client {first.name!r} has {first.x.dtype} samples of shape {first.x.shape[1:]}, "
+                                f"client {part.name!r} {part.x.dtype} of shape {part.x.shape[1:]}; they must be alike")
+            if (part.y.dtype.kind == "U") != (first.y.dtype.kind == "U"):
+                raise DataError(f"client {first.name!r} and client {part.name!r} label with numbers and with words; "
+                                "use one kind")
+
+    def split(self, *, seed: int = 0, test_share: float = 0.25, validation_share: float = 0.0,
+              samples_per_client: int | None = None, quantity_skew: float | None = None) -> tuple[Dataset, Split]:
+        """All rows as one data set, and who trains and tests on which."""
+        check_shares(test_share, validation_share)
+        check_sizes(samples_per_client, quantity_skew)
+        parts, sizes = self.parts, [len(part.x) for part in self.parts]
+        y, class_names = encode_labels(np.concatenate([part.y for part in parts]))
+        dataset = Dataset(self.name, np.concatenate([part.x for part in parts]), y, len(class_names), class_names,
+                          user=np.repeat(np.arange(len(parts)), sizes), vocabulary=self.vocabulary,
+                          columns=self.columns)
+        factors = skewed(len(parts), quantity_skew, np.random.Generator(np.random.PCG64([seed, len(parts), 1])))
+        split = []
+        for place, (part, end) in enumerate(zip(parts, np.cumsum(sizes), strict=True)):
+            begin = end - len(part.x)
+            own = split_client(y[begin:end], part.tests, place, seed, test_share, validation_share,
+                               samples_per_client, float(factors[place]))
+            split.append([rows + begin for rows in own])
+        train, validation, test = zip(*split, strict=True)
+        unused = {}
+        if samples_per_client is None and all(part.tests is not None for part in parts):
+            unused["test_share"] = "every client brings its own test samples"
+        return dataset, Split(train, validation, test, tuple(part.name for part in parts), "natural", unused)
+
+
+@dataclass(frozen=True, eq=False)
+class Brought:
+    """Data as Python objects: clients with rows of their own, a whole data set and how it is dealt, or a data set with
+    a split that was made before."""
+
+    what: Own | Dataset | tuple[Dataset, Split]
+    partition: Partition | None = None
 
 
 def from_arrays(
-    clients: Sequence[Sequence[Any]],
+    clients: Iterable[Any],
     *,
     names: Sequence[str] | None = None,
     name: str = "own",
@@ -44,15 +115,42 @@ def from_arrays(
     Labels may be any whole numbers or strings: they become 0..C-1, and ``class_names`` keeps what they were.
     Integer samples are token ids where ``vocabulary`` (the number of ids) is given.
     """
-    names = _client_names(names, len(clients))
-    parts = [_client(n, arrays, vocabulary) for n, arrays in zip(names, clients, strict=True)]
-    return _assemble(parts, name, seed, test_share, validation_share, vocabulary)
+    own = own_clients(clients, names=names, name=name, vocabulary=vocabulary)
+    return own.split(seed=seed, test_share=test_share, validation_share=validation_share)
+
+
+def own_clients(clients: Any, *, names: Sequence[str] | None = None, name: str = "own", vocabulary: int = 0) -> Own:
+    """A list with the data of each client, or a mapping from their names to them.
+
+    A client's data are (x, y), (x_train, y_train, x_test, y_test), a mapping with these names, a data frame with a
+    column "label", or a torch data set of (x, y)."""
+    if isinstance(clients, Mapping):
+        names, clients = [str(key) for key in clients], list(clients.values())
+    if not isinstance(clients, list | tuple):
+        raise UsageError(f"the clients' data come as a {type(clients).__name__}: give a list with one (x, y) for each, "
+                         "or a dictionary from names to them")
+    called = _client_names(names, len(clients))
+    first: Table | None = None
+    parts = []
+    for client, data in zip(called, clients, strict=True):
+        where = f"client {client!r}"
+        if is_frame(data):
+            table = from_frame(where, data)
+            first = first or table
+            parts.append(_client(client, where, table.split(LABEL, first)[1:], vocabulary))
+        else:
+            parts.append(_client(client, where, _arrays(where, data), vocabulary))
+    return Own(name, tuple(parts), vocabulary, _features(first, LABEL))
+
+
+def _features(table: Table | None, label: str) -> tuple[str, ...]:
+    return () if table is None else tuple(name for name in table.header if name != label)
 
 
 def from_folder(
     path: str | Path,
     *,
-    label: str = "label",
+    label: str = LABEL,
     seed: int = 0,
     test_share: float = 0.25,
     validation_share: float = 0.0,
@@ -61,21 +159,40 @@ def from_folder(
     """One ``.npz``, ``.parquet`` or ``.csv`` file per client, named after it, in alphabetical order.
 
     An npz holds x and y, or x_train, y_train, x_test and y_test. A table has a column ``label``; the other columns are
-    numbers.
+    numbers, and go by name: their order is that of the first table.
     """
+    own = own_folder(path, label=label, vocabulary=vocabulary)
+    return own.split(seed=seed, test_share=test_share, validation_share=validation_share)
+
+
+def own_folder(path: str | Path, *, label: str = LABEL, vocabulary: int = 0) -> Own:
+    """The clients whose files lie in a folder."""
     path = Path(path).expanduser()
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder: give one with a file per client (.npz, .parquet or .csv)")
-    kinds = (".npz", ".parquet", ".csv")
-    files = sorted((f for f in path.iterdir() if f.suffix in kinds), key=lambda f: f.stem)
+    try:
+        files = sorted((f for f in path.iterdir() if f.suffix in KINDS), key=lambda f: f.stem)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}): see who may open it") from error
     if not files:
         raise DataError(f"{path} holds no .npz, .parquet or .csv file; put one per client there")
     stems = [file.stem for file in files]
     twice = sorted({stem for stem in stems if stems.count(stem) > 1})
     if twice:
         raise DataError(f"{path}: client {twice[0]!r} has more than one file; keep one per client")
-    parts = [_client(file.stem, _read_client(file, label), vocabulary) for file in files]
-    return _assemble(parts, path.name, seed, test_share, validation_share, vocabulary)
+    check_names(stems)
+    first: Table | None = None
+    parts = []
+    for file in files:
+        where = f"{file}: client {file.stem!r}"
+        if file.suffix == ".npz":
+            arrays: Sequence[Any] = _npz(file)
+        else:
+            table = read_table(file)
+            first = first or table
+            arrays = table.split(label, first)[1:]
+        parts.append(_client(file.stem, where, arrays, vocabulary))
+    return Own(path.name, tuple(parts), vocabulary, _features(first, label))
 
 
 def from_torch(
@@ -97,12 +214,10 @@ def from_torch(
     """
     shares: dict[str, Any] = {"seed": seed, "test_share": test_share, "validation_share": validation_share}
     if isinstance(data, list | tuple):
-        names = _client_names(names, len(data))
-        arrays = [_torch_arrays(client, part) for client, part in zip(names, data, strict=True)]
-        return from_arrays(arrays, names=names, name=name, vocabulary=vocabulary, **shares)
+        return from_arrays(data, names=names, name=name, vocabulary=vocabulary, **shares)
     if clients is None:
         raise UsageError("one torch data set is to be dealt to clients: say how many, from_torch(data, clients=10)")
-    x, labels = _torch_arrays(name, data)
+    x, labels = _torch_arrays(repr(name), data)
     y, class_names = encode_labels(labels)
     dataset = Dataset(name, as_samples(x, vocabulary), y, len(class_names), class_names, vocabulary=vocabulary)
     return dataset, make_split(dataset, clients, partition, **shares)
@@ -113,159 +228,137 @@ def _client_names(names: Sequence[str] | None, clients: int) -> list[str]:
         return [f"client-{i}" for i in range(clients)]
     if len(names) != clients:
         raise UsageError(f"{clients} clients, but {len(names)} names")
-    return list(names)
+    return [str(name) for name in names]
 
 
-def _client(name: str, arrays: Sequence[Any], vocabulary: int) -> _Client:
+def _arrays(where: str, data: Any) -> Sequence[Any]:
+    """What a client's data hold, two or four arrays."""
+    if isinstance(data, Mapping):
+        keys = next((keys for keys in (PAIR, FOUR) if set(keys) == set(data)), None)
+        if keys is None:
+            raise UsageError(f"{where} is a dictionary with {', '.join(map(repr, data)) or 'nothing'}: give (x, y), or "
+                             "the keys 'x' and 'y', or 'x_train', 'y_train', 'x_test' and 'y_test'")
+        return [data[key] for key in keys]
+    if isinstance(data, list | tuple):
+        return data
+    if isinstance(data, np.ndarray | str | bytes | int | float) or data is None:
+        raise UsageError(f"{where} is a single {type(data).__name__}: give (x, y), its samples and their labels")
+    return _torch_arrays(where, data)
+
+
+def _client(name: str, where: str, arrays: Sequence[Any], vocabulary: int) -> _Client:
     """One client's arrays in one form, checked as far as one client can be."""
     if len(arrays) not in (2, 4):
-        raise UsageError(f"client {name!r} has {len(arrays)} arrays: give (x, y) or (x_train, y_train, x_test, y_test)")
-    pairs = [(_named(name, arrays[i], vocabulary), np.asarray(arrays[i + 1])) for i in range(0, len(arrays), 2)]
-    for x, y in pairs:
-        if y.ndim != 1 or len(x) != len(y):
-            raise DataError(f"client {name!r}: {len(x)} samples, but labels of shape {y.shape}")
+        raise UsageError(f"{where} has {len(arrays)} arrays: give (x, y) or (x_train, y_train, x_test, y_test)")
+    pairs = []
+    for i in range(0, len(arrays), 2):
+        x, y = _samples(where, arrays[i], vocabulary), _array(where, arrays[i + 1])
+        if (y.ndim != 1 and y.shape[1:] != (1,)) or len(x) != len(y):
+            raise DataError(f"{where}: {len(x)} samples, but labels of shape {y.shape}")
+        pairs.append((x, checked_labels(y, where)))
     if not len(pairs[0][0]):
-        raise DataError(f"client {name!r} has no samples: leave it out or give it some")
+        raise DataError(f"{where} has no samples: leave it out or give it some")
     if len(pairs) == 2 and len(pairs[1][0]) and pairs[0][0].shape[1:] != pairs[1][0].shape[1:]:
-        raise DataError(f"client {name!r}: training samples of shape {pairs[0][0].shape[1:]}, "
+        raise DataError(f"{where}: training samples of shape {pairs[0][0].shape[1:]}, "
                         f"test samples of shape {pairs[1][0].shape[1:]}")
     filled = [(x, y) for x, y in pairs if len(x)]
+    if len({y.dtype.kind == "U" for _, y in filled}) > 1:
+        raise DataError(f"{where} labels with numbers and with words; use one kind")
     tests = len(pairs[1][0]) if len(pairs) == 2 else None
     return _Client(name, np.concatenate([x for x, _ in filled]), np.concatenate([y for _, y in filled]), tests)
 
 
-def _named(name: str, x: Any, vocabulary: int) -> Array:
+def _array(where: str, value: Any) -> Array:
     try:
-        return as_samples(x, vocabulary)
-    except (DataError, ValueError) as error:
-        raise DataError(f"client {name!r}: {error}") from error
+        return np.asarray(value)
+    except Exception as error:  # somebody else's class can fail in any way
+        raise DataError(f"{where}: a {type(value).__name__} that does not become an array ({error}); all samples need "
+                        "one shape, and tensors must be on the CPU without gradients") from error
 
 
-def _assemble(parts: Sequence[_Client], name: str, seed: int, test_share: float, validation_share: float,
-              vocabulary: int) -> tuple[Dataset, Split]:
-    check_shares(test_share, validation_share)
-    if not parts:
-        raise UsageError("no clients: give at least one")
-    for part in parts[1:]:
-        if (part.x.shape[1:], part.x.dtype) != (parts[0].x.shape[1:], parts[0].x.dtype):
-            raise DataError(f"client {parts[0].name!r} has {parts[0].x.dtype} samples of shape {parts[0].x.shape[1:]}, "
-                            f"client {part.name!r} {part.x.dtype} of shape {part.x.shape[1:]}; they must be alike")
-    y, class_names = encode_labels(_labels(parts))
-    sizes = [len(part.x) for part in parts]
-    dataset = Dataset(name, np.concatenate([part.x for part in parts]), y, len(class_names), class_names,
-                      user=np.repeat(np.arange(len(parts)), sizes), vocabulary=vocabulary)
-    split = []
-    for place, (part, end) in enumerate(zip(parts, np.cumsum(sizes), strict=True)):
-        begin = end - len(part.x)
-        own = split_client(y[begin:end], part.tests, place, seed, test_share, validation_share)
-        split.append([rows + begin for rows in own])
-    train, validation, test = zip(*split, strict=True)
-    return dataset, Split(train, validation, test, tuple(part.name for part in parts))
+def _samples(where: str, x: Any, vocabulary: int) -> Array:
+    try:
+        samples = as_samples(_array(where, x), vocabulary)
+    except (DataError, ValueError, OverflowError) as error:
+        front = "" if str(error).startswith(where) else f"{where}: "
+        raise DataError(f"{front}{error}") from error
+    if samples.dtype == np.float32 and not np.isfinite(samples).all():
+        row = int(np.argwhere(~np.isfinite(samples))[0][0])
+        raise DataError(f"{where}: sample {row} holds a value that is not finite; impute or drop such samples")
+    return samples
 
 
 def split_client(labels: Ints, tests: int | None, place: int, seed: int, test_share: float,
-                 validation_share: float) -> tuple[Ints, Ints, Ints]:
+                 validation_share: float, cap: int | None = None, factor: float = 1.0) -> tuple[Ints, Ints, Ints]:
     """Training, validation and test rows of one client, numbered from 0: `place` is its number among all clients.
 
-    Nothing else enters, so a site that knows its place draws alone what a simulation of all of them draws for it."""
+    Nothing else enters, so a site that knows its place draws alone what a simulation of all of them draws for it.
+    `cap` and `factor`: at most so many samples, and this part of them."""
     rng = np.random.Generator(np.random.PCG64([seed, place]))
-    own = np.arange(len(labels))
-    held = held_out(len(own), test_share) if tests is None else tests
-    own = rng.permutation(own) if tests is None else own
-    deal = Deal([own[: len(own) - held]], [own[len(own) - held :]])
+    own, factors = np.arange(len(labels)), np.array([factor])
+    if tests is None:
+        own = resized(Deal([own]), labels, cap, factors, test_share, rng).rows[0]
+        own = rng.permutation(own)
+        held = held_out(len(own), test_share)
+        deal = Deal([own[: len(own) - held]], [own[len(own) - held :]])
+    else:
+        whole = Deal([own[: len(own) - tests]], [own[len(own) - tests :]])
+        deal = resized(whole, labels, cap, factors, test_share, rng)
     split = split_deal(deal, labels, [""], test_share, validation_share, rng)
     return split.train[0], split.validation[0], split.test[0]
 
 
-def read_site(file: str | Path, name: str, label: str = "label", vocabulary: int = 0) -> _Client:
+def read_site(file: str | Path, name: str, label: str = LABEL, vocabulary: int = 0) -> _Client:
     """One client's own file, checked as `from_folder` checks each of its files."""
     file = Path(file).expanduser()
-    if file.suffix not in (".npz", ".parquet", ".csv") or not file.is_file():
+    if file.suffix not in KINDS or not file.is_file():
         raise UsageError(f"{file}: give a file, .npz, .parquet or .csv, with this client's samples")
-    part = _client(name, _read_client(file, label), vocabulary)
-    codes, names = encode_labels(part.y)
-    Dataset(name, part.x, codes, len(names), names, vocabulary=vocabulary)
-    whole = part.y.astype(np.int64) if part.y.dtype.kind in "biuf" else np.asarray(names)[codes]
-    return _Client(name, part.x, whole, part.tests)
-
-
-def _labels(parts: Sequence[_Client]) -> Array:
-    """All labels in one array; numbers and words do not mix, since "1" and 1 would become the same class."""
-    words = {part.y.dtype.kind in "USO" for part in parts}
-    if len(words) > 1:
-        odd = next(part.name for part in parts if (part.y.dtype.kind in "USO") != (parts[0].y.dtype.kind in "USO"))
-        raise DataError(f"client {parts[0].name!r} and client {odd!r} label with numbers and with words; use one kind")
-    return np.concatenate([part.y for part in parts])
-
-
-def _read_client(file: Path, label: str) -> list[Array]:
+    names: tuple[str, ...] = ()
     if file.suffix == ".npz":
-        try:
-            arrays = read_npz(file)
-        except MissingFile:
-            raise DataError(f"{file} does not exist") from None
-        keys = ("x_train", "y_train", "x_test", "y_test") if "x_train" in arrays else ("x", "y")
-        return [column(arrays, key, file) for key in keys]
-    header, columns = read_csv(file) if file.suffix == ".csv" else read_parquet(file)
-    if label not in header:
-        raise DataError(f"{file}: expected a column {label!r}, found {', '.join(header) or 'nothing'}")
-    if len(header) < 2:
-        raise DataError(f"{file}: expected at least one column beside {label!r}")
-    features = [numbers(file, n, values) for n, values in zip(header, columns, strict=True) if n != label]
-    return [np.stack(features, axis=1), whole_or_words(columns[header.index(label)])]
+        arrays: Sequence[Any] = _npz(file)
+    else:
+        names, *arrays = read_table(file).split(label)
+    part = _client(name, f"{file}: client {name!r}", arrays, vocabulary)
+    codes, classes = encode_labels(part.y)
+    Dataset(name, part.x, codes, len(classes), classes, vocabulary=vocabulary)
+    whole = part.y.astype(np.int64) if part.y.dtype.kind in "biu" else part.y
+    return _Client(name, part.x, whole, part.tests, names)
 
 
-def read_csv(file: Path) -> tuple[list[str], list[Array]]:
+def _npz(file: Path) -> list[Array]:
     try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            header, *rows = list(csv.reader(stream)) or [[]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file}: expected a CSV file in UTF-8, found: {error}") from error
-    rows = [row for row in rows if row]
-    for number, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise DataError(f"{file}: expected {len(header)} columns, found {len(row)} in row {number}")
-    return header, [np.array([row[i] for row in rows], dtype=str) for i in range(len(header))]
+        arrays = read_npz(file)
+    except MissingFile:
+        raise DataError(f"{file} does not exist") from None
+    return [column(arrays, key, file) for key in (FOUR if "x_train" in arrays else PAIR)]
 
 
-def read_parquet(file: Path) -> tuple[list[str], list[Array]]:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UsageError(f"{file}: parquet needs pyarrow: pip install fedkin[data]") from error
-    try:
-        table = pyarrow.parquet.read_table(file)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file}: expected a parquet file, found: {error}") from error
-    return list(table.column_names), [table.column(n).to_numpy() for n in table.column_names]
-
-
-def numbers(file: Path, name: str, values: Array) -> Array:
-    try:
-        return values.astype(np.float32)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{file}: column {name!r} is not numeric ({error}); encode it as numbers first") from error
-
-
-def whole_or_words(values: Array) -> Array:
-    """A label column from text: numbers where all of it is whole numbers, so that 10 sorts after 9."""
-    if values.dtype.kind not in "UO":
-        return values
-    text = values.astype(str)
-    try:
-        return text.astype(np.int64)
-    except ValueError:
-        return text
-
-
-def _torch_arrays(name: str, data: Any) -> tuple[Array, Array]:
+def _torch_arrays(where: str, data: Any) -> tuple[Array, Array]:
     """All items of a map-style data set, stacked."""
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise UsageError(f"{name!r} is a {type(data).__name__}: give a data set with a length and items by number")
+        raise UsageError(f"{where} is a {type(data).__name__}: give (x, y), or a data set with a length and items by "
+                         "number")
     if not len(data):
-        raise DataError(f"client {name!r} has no samples: leave it out or give it some")
-    items = [data[i] for i in range(len(data))]
+        raise DataError(f"{where} has no samples: leave it out or give it some")
+    samples, labels = [], []
+    for i in range(len(data)):
+        x, y = _item(where, data, i)
+        samples.append(x)
+        labels.append(y)
     try:
-        return np.stack([np.asarray(item[0]) for item in items]), np.stack([np.asarray(item[1]) for item in items])
-    except (ValueError, TypeError, IndexError) as error:
-        raise DataError(f"client {name!r}: items must be (x, y) of one shape ({error})") from error
+        return np.stack(samples), np.stack(labels)
+    except ValueError as error:
+        raise DataError(f"{where}: items must be (x, y) of one shape ({error})") from error
+
+
+def _item(where: str, data: Any, i: int) -> tuple[Array, Array]:
+    try:
+        item = data[i]
+    except Exception as error:  # somebody else's class can fail in any way
+        raise DataError(f"{where}: item {i} cannot be had ({type(error).__name__}: {error})") from error
+    if isinstance(item, Mapping):
+        raise UsageError(f"{where}: items are dictionaries with {', '.join(map(repr, item))}; give pairs (x, y), for "
+                         "example [(item['x'], item['label']) for item in data] turned into two arrays")
+    if not isinstance(item, list | tuple) or len(item) != 2:
+        raise DataError(f"{where}: items must be (x, y) of one shape (item {i} is a {type(item).__name__})")
+    return _array(where, item[0]), _array(where, item[1])

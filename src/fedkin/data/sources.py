@@ -372,6 +372,9 @@ def read_npz_file(path: Path) -> Dataset:
         return _from_arrays(path.stem, path, read_npz(path))
     except MissingFile:
         raise UsageError(f"{path} does not exist: give the path of an .npz file with arrays x and y") from None
+    except (DataError, TypeError, ValueError, OverflowError) as error:
+        front = "" if str(error).startswith(str(path)) else f"{path}: "
+        raise DataError(f"{front}{error}") from error
 
 
 def _from_arrays(name: str, path: Path, arrays: dict[str, Array], note: str = "") -> Dataset:

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkin.data.dataset import Dataset, Ints
 from fedkin.data.partition import Deal, Partition, parse_partition
 from fedkin.errors import DataError, UsageError
 
+Floats = NDArray[np.float64]
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Row numbers per client. Two splits are the same when their ``hash`` is."""
+    """Row numbers per client. Two splits are the same when their ``hash`` is.
+
+    ``partition`` says how it came about, in the words of the setting; empty where it was put together by hand.
+    ``unused`` are settings that had no part in it, each with the reason.
+    """
 
     train: tuple[Ints, ...]
     validation: tuple[Ints, ...]
     test: tuple[Ints, ...]
     names: tuple[str, ...]
+    partition: str = ""
+    unused: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.train) == len(self.validation) == len(self.test) == len(self.names):
@@ -30,6 +39,7 @@ class Split:
         for name, rows in zip(self.names, self.train, strict=True):
             if not len(rows):
                 raise DataError(f"client {name!r} has no training samples")
+        check_names(self.names)
 
     @property
     def clients(self) -> int:
@@ -85,8 +95,13 @@ def make_split(
     if empty:
         raise DataError(f"{partition} over {len(names)} clients leaves {len(empty)} without samples "
                         f"(the first is {empty[0]}): take fewer clients")
-    deal = _resize(deal, dataset.y, samples_per_client, quantity_skew, test_share, rng)
-    return split_deal(deal, dataset.y, names, test_share, validation_share, rng)
+    factors = skewed(len(deal.rows), quantity_skew, rng)
+    deal = resized(deal, dataset.y, samples_per_client, factors, test_share, rng)
+    unused = {}
+    if deal.test is not None and samples_per_client is None:
+        unused["test_share"] = f"{partition} deals the test samples itself"
+    split = split_deal(deal, dataset.y, names, test_share, validation_share, rng)
+    return replace(split, partition=str(partition), unused=unused)
 
 
 def split_deal(deal: Deal, labels: Ints, names: Sequence[str], test_share: float, validation_share: float,
@@ -128,17 +143,21 @@ def stratified(rows: Ints, labels: Ints, size: int, rng: np.random.Generator) ->
     return np.concatenate([rng.permutation(rows[labels[rows] == c])[:n] for c, n in zip(classes, take, strict=True)])
 
 
-def _resize(deal: Deal, labels: Ints, cap: int | None, skew: float | None, test_share: float,
+def skewed(clients: int, skew: float | None, rng: np.random.Generator) -> Floats:
+    """Which part of its samples each client keeps: all of them without a skew."""
+    if not skew:
+        return np.ones(clients)
+    sizes = rng.lognormal(0.0, skew, clients)
+    return np.asarray(sizes / sizes.max())
+
+
+def resized(deal: Deal, labels: Ints, cap: int | None, factors: Floats, test_share: float,
             rng: np.random.Generator) -> Deal:
     """Fewer rows per client: first the cap, then the skew. Rows dealt for testing shrink in step."""
-    factor = np.ones(len(deal.rows))
-    if skew:
-        sizes = rng.lognormal(0.0, skew, len(deal.rows))
-        factor = sizes / sizes.max()
 
     def shrink(of_clients: list[Ints], limit: int | None) -> list[Ints]:
         smaller = []
-        for rows, share in zip(of_clients, factor, strict=True):
+        for rows, share in zip(of_clients, factors, strict=True):
             size = len(rows) if limit is None else min(limit, len(rows))
             smaller.append(stratified(rows, labels, max(round(size * share), min(2, size)), rng))
         return smaller
@@ -156,14 +175,30 @@ def _check(dataset: Dataset, clients: int | None, cap: int | None, skew: float |
         raise UsageError(f"{clients} clients: give at least 1")
     if clients is not None and clients > len(dataset):
         raise DataError(f"{clients} clients, but {dataset.name} has {len(dataset)} samples")
+    check_sizes(cap, skew)
+    check_shares(test_share, validation_share)
+
+
+def check_sizes(cap: int | None, skew: float | None) -> None:
     if cap is not None and cap < 1:
         raise UsageError(f"samples per client is {cap}; give at least 1")
     if skew is not None and not (math.isfinite(skew) and skew >= 0):
         raise UsageError(f"quantity skew is {skew}; give 0 (equal) or a positive number such as 0.5")
-    check_shares(test_share, validation_share)
 
 
 def check_shares(test_share: float, validation_share: float) -> None:
     for name, share in (("test share", test_share), ("validation share", validation_share)):
         if not 0 <= share < 1:
             raise UsageError(f"{name} is {share}; give a number from 0 to below 1")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Names tell clients apart, on screens and in files."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"client name {name!r} is not valid text (UTF-8): rename it") from None
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise DataError(f"two clients are called {twice!r}: give each a name of its own")

@@ -45,6 +45,7 @@ class Card:
     mean: float = 0.5
     std: float = 0.5
     class_names: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # what the features are called, where they came as a table
     method: str = ""
     run: str = ""
     site: str = ""
@@ -55,7 +56,8 @@ class Card:
     def of(cls, dataset: Dataset, model: str | None, **facts: Any) -> Card:
         """For a model trained on data like these; `facts`: head, method, run, site, round, seed."""
         return cls(model, dataset.shape, dataset.classes, dataset.x.dtype.name, dataset.vocabulary,  # type: ignore[arg-type]
-                   mean=dataset.mean, std=dataset.std, class_names=tuple(dataset.class_names), **facts)  # fmt: skip
+                   mean=dataset.mean, std=dataset.std, class_names=tuple(dataset.class_names),
+                   columns=dataset.columns, **facts)  # fmt: skip
 
     @property
     def samples(self) -> Samples:
@@ -186,9 +188,10 @@ def _card(path: Path, metadata: Mapping[str, str] | None) -> Card:
         version = values.pop("format")
         if version != FORMAT:
             raise DataError(f"{path}: format {version!r}, this FedKin reads {FORMAT}; use a matching version")
+        values.setdefault("columns", [])  # files from before columns went by name
         if set(values) != {f.name for f in fields(Card)}:
             raise ValueError(f"keys {', '.join(sorted(values))}")
-        for key in ("shape", "class_names"):
+        for key in ("shape", "class_names", "columns"):
             values[key] = tuple(values[key])
         card = Card(**values)
         _check_card(card)
@@ -199,7 +202,7 @@ def _card(path: Path, metadata: Mapping[str, str] | None) -> Card:
 
 def _check_card(card: Card) -> None:
     """ValueError for anything that no file written by `save` says."""
-    texts = [card.method, card.run, card.site, *card.class_names, card.model or "", card.head or ""]
+    texts = [card.method, card.run, card.site, *card.class_names, *card.columns, card.model or "", card.head or ""]
     whole = {"classes": (1, 10**6), "vocabulary": (0, 10**8), "round": (0, 10**9), "seed": (0, 2**63)}
     for name, (low, high) in whole.items():
         value = getattr(card, name)
@@ -213,6 +216,8 @@ def _check_card(card: Card) -> None:
         raise ValueError("a name that is no text, or longer than 1000 characters")
     if card.class_names and len(card.class_names) != card.classes:
         raise ValueError(f"{card.classes} classes, but {len(card.class_names)} class names")
+    if card.columns and card.shape != (len(card.columns),):
+        raise ValueError(f"shape {card.shape}, but {len(card.columns)} columns")
     for name in ("mean", "std"):
         value = getattr(card, name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):

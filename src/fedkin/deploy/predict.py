@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,15 @@ def predict(model: Personal, x: Any, labels: Any = None) -> Predictions:
     return Predictions(names, found, truth, tuple(word for word in words if word not in place))
 
 
-def read_samples(path: str | Path, label: str = "label") -> tuple[Array, Array | None]:
-    """Samples and, where the file has them, labels: .npz (x, y; or x_test, y_test), .csv or .parquet."""
+def read_samples(
+    path: str | Path, label: str = "label", columns: Sequence[str] = ()
+) -> tuple[Array, Array | None]:
+    """Samples and, where the file has them, labels: .npz (x, y; or x_test, y_test), .csv or .parquet.
+
+    `columns`: what the model's features are called (`Card.columns`). Those of a table go by name, whatever their order
+    in the file; a model that was not trained on a table takes them as they come."""
+    from fedkin.data.columns import read_table
     from fedkin.data.files import MissingFile, read_npz
-    from fedkin.data.own import numbers, read_csv, read_parquet, whole_or_words
 
     file = Path(path).expanduser()
     if not file.is_file():
@@ -104,8 +110,8 @@ def read_samples(path: str | Path, label: str = "label") -> tuple[Array, Array |
         return arrays[key], arrays.get(key.replace("x", "y", 1))
     if file.suffix not in (".csv", ".parquet"):
         raise UsageError(f"{file}: give an .npz, .csv or .parquet file")
-    header, columns = read_csv(file) if file.suffix == ".csv" else read_parquet(file)
-    features = [numbers(file, n, values) for n, values in zip(header, columns, strict=True) if n != label]
-    if not features or not len(features[0]):
+    table = read_table(file)
+    if not len(table.rows) or set(table.header) <= {label}:
         raise DataError(f"{file} holds no samples: expected a line of column names, then one line a sample")
-    return np.stack(features, axis=1), whole_or_words(columns[header.index(label)]) if label in header else None
+    _, features = table.features(label, columns or None, "the model")
+    return features, table.labels(label) if label in table.header else None

@@ -242,7 +242,7 @@ class Worker:
             raise FedKinError(f"class {missing[0]!r} of this site is not in the server's list")
         codes = np.array([numbers[v.item()] for v in known], np.int64)[np.searchsorted(known, own.y)]
         names = tuple(str(v) for v in labels)
-        dataset = Dataset(self.name, own.x, codes, len(labels), names)
+        dataset = Dataset(self.name, own.x, codes, len(labels), names, columns=own.columns)
         split = split_client(codes, own.tests, place, config.seed, config.test_share, config.validation_share or 0.0)
         return dataset, dict(zip(("train", "validation", "test"), split, strict=True))
 
