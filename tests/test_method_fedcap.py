@@ -199,14 +199,18 @@ def test_the_first_update_needs_no_calibration_the_second_does() -> None:
     assert not close(job.method.updates, record.seen[1][5])
 
 
-def test_the_reference_is_averaged_by_the_rule_of_the_run() -> None:
+@pytest.mark.parametrize("ablation", ["full", "2"])
+def test_a_rule_averages_the_model_that_clients_are_given_and_no_mere_reference(ablation: str) -> None:
     def median(rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
         return rows.median(0).values
 
-    config = make_config({"method": "fedcap", "model": "mlp", "rounds": 1, "epochs": 1, "device": "cpu", "way": "each"})
+    config = make_config({"method": "fedcap", "model": "mlp", "rounds": 1, "epochs": 1, "device": "cpu", "way": "each",
+                          "options": {"ablation": ablation}})  # fmt: skip
     job = prepare(config, data=federation(), average=median)
     job.advance()
-    assert torch.equal(job.method.model, job.method.pool.median(0).values)
+    pool, samples = job.method.pool, job.fed.all.samples.float()
+    expected = pool.median(0).values if ablation == "2" else (samples / samples.sum()) @ pool
+    assert torch.equal(job.method.model, expected)
 
 
 # ---------------------------------------------------------------- detection

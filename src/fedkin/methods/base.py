@@ -38,6 +38,9 @@ JUDGED: dict[str, str] = {"received": "personal", "after_local": "after_local", 
 """What clients answer when they are judged at a point, and which models they are judged by."""
 
 
+WHOLE = {"head": "the method shares whole models and has no use for a head; leave it out"}
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """This method has no options of its own."""
@@ -74,6 +77,11 @@ class Method:
 
     def __init__(self, options: Any = None) -> None:
         self.options = options if options is not None else self.Options()
+
+    @classmethod
+    def unused(cls, options: Any) -> Mapping[str, str]:
+        """Settings of a run that change nothing under these options, each with the reason: given ones are refused."""
+        return {}
 
     # ------------------------------------------------------------ server half
 

@@ -13,8 +13,9 @@ Not as printed: what is averaged, how weights are ranked, how Adam's bias is cor
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -75,6 +76,12 @@ class COPFL(Method):
         **{f"{part}_{moment}": Keep("row", "zeros") for part in ("personal", "shared") for moment in ("u", "v")},
         "personal_steps": Keep((), "zeros"), "shared_steps": Keep((), "zeros"),
     }  # fmt: skip
+
+    @classmethod
+    def unused(cls, options: Any) -> Mapping[str, str]:
+        own = f"the method trains by its own option optimiser={options.optimiser}"
+        found = {"optimiser": own, "momentum": own}
+        return found if options.lr is None else {**found, "lr": f"its own option lr={options.lr:g} is used"}
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
         super().start(fed, layout, row)

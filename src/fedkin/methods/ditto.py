@@ -8,6 +8,7 @@ some comparisons do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fedkin.cohort import Cohort, Keep, Model
 from fedkin.federation import Clients, Federation, Reply
-from fedkin.methods.base import METHODS, Method, Needs, option
+from fedkin.methods.base import METHODS, WHOLE, Method, Needs, option
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Ditto(Method):
     private = "the personal model"
     outputs = ("output",)
     keeps = {"personal": Keep("row")}
+
+    @classmethod
+    def unused(cls, options: Any) -> Mapping[str, str]:
+        return WHOLE
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         replies = fed.ask(cohort, self.train, model=self.model)

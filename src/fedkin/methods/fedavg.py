@@ -8,17 +8,24 @@ FedAvg-FT is the same training; what counts is each client's model after its loc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from fedkin.cohort import Cohort
 from fedkin.federation import Clients, Federation, Reply
-from fedkin.methods.base import METHODS, Method
+from fedkin.methods.base import METHODS, WHOLE, Method
 
 
 @METHODS.register("fedavg")
 class FedAvg(Method):
     about = "one model for all: the average of locally trained models"
     paper = "McMahan et al., AISTATS 2017"
+
+    @classmethod
+    def unused(cls, options: Any) -> Mapping[str, str]:
+        return WHOLE
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         replies = fed.ask(cohort, self.train, model=self.model)

@@ -10,15 +10,16 @@ Where paper and authors' code differ, and which is followed: `departs`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedkin.cohort import Cohort, Keep, Model
-from fedkin.federation import Clients, Federation, Reply, each
+from fedkin.federation import Clients, Federation, Reply, each, weighted_mean
 from fedkin.layout import Layout
-from fedkin.methods.base import METHODS, Method, Needs
+from fedkin.methods.base import METHODS, WHOLE, Method, Needs
 from fedkin.methods.similarity import FedCAPOptions, Phi, contributions, detect, rows_of, usual
 from fedkin.robust import Detector
 
@@ -51,6 +52,12 @@ class FedCAP(Method):
         self.detects = self.calibrates or self.options.detect_raw
         self.uses_own = self.personalises and self.options.output == "personalised"
 
+    @classmethod
+    def unused(cls, options: Any) -> Mapping[str, str]:
+        customises = TABLE_IV[options.ablation][0]
+        mixed = "every client's model is mixed by similarity (eq. 3), and updates are judged by their length"
+        return {**WHOLE, "rule": mixed} if customises else WHOLE
+
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
         super().start(fed, layout, row)
         # self.model is w^t, the reference of the coming round t; the updates in the pool refer to w^(t-1)
@@ -80,7 +87,11 @@ class FedCAP(Method):
             self.members, self.pool, self.updates = [self.members[i] for i in left], self.pool[left], self.updates[left]
             return
         self.members, self.pool, self.updates = list(clients), recovered, updates
-        self.origin, self.model = self.model, used.combine(recovered, self.model, clients.samples)  # eq. 6
+        self.origin, weights = self.model, clients.samples.to(recovered.device)
+        if self.customises:  # a mere reference: a rule is for a model that clients are given
+            self.model = weighted_mean(recovered, weights, self.origin)  # eq. 6
+        else:
+            self.model = used.combine(recovered, self.origin, weights)
         if self.customises:
             fed.note("members", list(clients))
             self._customise(fed, clients, updates, self.options.phi)

@@ -6,7 +6,9 @@ Down: the body. Up: the trained body.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -27,6 +29,11 @@ class FedRep(FedPer):
     Options = FedRepOptions
     about = "FedPer, head and body trained in turn"
     paper = "Collins et al., ICML 2021"
+
+    @classmethod
+    def unused(cls, options: Any) -> Mapping[str, str]:
+        both = "its options head_epochs and body_epochs say how long clients train"
+        return {} if options.head_epochs is None else {"epochs": both}
 
     def train(self, client: Cohort, body: Tensor) -> Reply:
         rows = client.rows(body=body, head=client["head"])

@@ -6,6 +6,7 @@ Down: nothing. Up: nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedkin.cohort import Cohort, Keep
 from fedkin.federation import Clients, Federation
-from fedkin.methods.base import METHODS, Method, Needs, option
+from fedkin.methods.base import METHODS, WHOLE, Method, Needs, option
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,13 @@ class Local(Method):
     shares = "nothing"
     private = "the whole model"
     keeps = {"own": Keep("row")}
+
+    @classmethod
+    def unused(cls, options: Any) -> Mapping[str, str]:
+        found = {**WHOLE, "rule": "every client trains alone, so nothing is averaged"}
+        if options.who == "all":
+            found["participation"] = "all clients train in every round (option who=all)"
+        return found
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         fed.ask(cohort if self.options.who == "participants" else fed.alive, self.train)

@@ -36,6 +36,7 @@ class Attack:
 
     about: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    uses_knowledge: ClassVar[bool] = True  # whether it matters if attackers see everybody's updates or their own
     _: KW_ONLY
     lie_about_votes: bool = option(False, "attackers on a committee also turn their votes upside down")
 
@@ -80,6 +81,7 @@ def alike(row: Tensor, malicious: Tensor) -> Tensor:
 class SignFlip(ReplyAttack):
     """d -> -d."""
 
+    uses_knowledge = False
     about = "sign flip: the honest update backwards"
     paper = "Li et al., AAAI 2019; FedCAP"
 
@@ -92,6 +94,7 @@ class SignFlip(ReplyAttack):
 class ModelReplacement(ReplyAttack):
     """d -> n d."""
 
+    uses_knowledge = False
     about = "model replacement: the honest update, blown up to outweigh the others"
     paper = "Bagdasaryan et al., AISTATS 2020"
     factor: float | None = option(None, "how many times longer (default: the number of participants)")
@@ -105,6 +108,7 @@ class ModelReplacement(ReplyAttack):
 class Gaussian(ReplyAttack):
     """d -> N(0, sigma^2), sigma the standard deviation of the honest update's coordinates."""
 
+    uses_knowledge = False
     about = "noise instead of an update, of the same size"
     paper = "FedCAP's code (Random)"
     sigma: float | None = option(None, "standard deviation (default: that of the honest update)", above=0)
@@ -279,6 +283,7 @@ class Adaptive(ReplyAttack):
 class NotANumber(ReplyAttack):
     """d -> NaN: does anything crash, and is the client counted as failed?"""
 
+    uses_knowledge = False
     about = "replies that are not numbers"
 
     def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
@@ -290,6 +295,7 @@ class NotANumber(ReplyAttack):
 class Garbage(ReplyAttack):
     """Random numbers of enormous size, or of the wrong shape."""
 
+    uses_knowledge = False
     about = "enormous values, or replies of the wrong shape"
     kind: Literal["huge", "shape"] = option("huge", "what is wrong with the reply")
     size: float = option(1e15, "how large the values are", above=0)
@@ -308,6 +314,7 @@ class Garbage(ReplyAttack):
 class LabelFlip(DataAttack):
     """Training on wrong labels: (y + 1) mod C, C - 1 - y, or labels drawn at random."""
 
+    uses_knowledge = False
     about = "label flip: training on wrong labels"
     paper = "FedCAP (next), its code and Blades (mirror), Ditto (random)"
     labels: Literal["next", "mirror", "random"] = option("next", "y+1 mod C, C-1-y, or at random")
@@ -326,6 +333,7 @@ class InputNoise(DataAttack):
     x is what the network sees: normalised, and not clipped. `test` puts the noise on what noisy clients are tested on
     as well; they are then counted like everybody else, as what they lose is the question."""
 
+    uses_knowledge = False
     about = "noise on the training inputs"
     paper = "C-PFL"
     sigma: float = option(0.1, "standard deviation; C-PFL uses 0.1, 0.2 and 0.3", above=0)
@@ -357,6 +365,7 @@ class Backdoor(DataAttack, ReplyAttack):
     """A share of the samples carries a trigger and the target label. `distributed` gives every attacker one of four
     pieces of the trigger; all of it is shown when the attack is judged. `scale` boosts the update: d -> scale d."""
 
+    uses_knowledge = False
     about = "a trigger that makes the model answer with the target class"
     paper = "BadNets, Gu et al. 2017; DBA, Xie et al., ICLR 2020; Bagdasaryan et al., AISTATS 2020"
     target: int = option(0, "the class that the trigger stands for", low=0)
