@@ -399,16 +399,18 @@ def test_attackers_that_change_leave_nobody_out_of_the_accuracy() -> None:
     assert "failures" in outcome.stdout
 
 
-def test_flags_about_attackers_without_an_attack_are_remarked_on() -> None:
-    assert "changes nothing" in call("run", "local", *TINY, "--malicious", "0.5").stderr
-    assert "changes nothing" not in call("run", "local", *TINY, "--malicious", "0.5", "--attack", "sf").stderr
+def test_flags_about_attackers_without_an_attack_are_refused() -> None:
+    refused = call("run", "local", *TINY, "--malicious", "0.5")
+    assert refused.exit_code == 2
+    assert "malicious=0.5 would change nothing" in refused.stderr
+    assert call("run", "local", *TINY, "--malicious", "0.5", "--attack", "sf").exit_code == 0
 
 
 def test_compare_over_attacks_and_rules() -> None:
     several = ["--attack", "none,ipm:epsilon=5", "--rule", "mean,median", "--seeds", "2"]
-    words = ["compare", "fedavg", "local", *TINY, *several]
+    words = ["compare", "fedavg", "fedprox", *TINY, *several]
     got = answer(*words)
-    keys = [(a, r, m) for a in ("none", "ipm:epsilon=5") for r in ("mean", "median") for m in ("fedavg", "local")]
+    keys = [(a, r, m) for a in ("none", "ipm:epsilon=5") for r in ("mean", "median") for m in ("fedavg", "fedprox")]
     assert [(c["attack"], c["rule"], c["method"], c["seed"]) for c in got["cells"]] == [
         (*key, seed) for seed in (0, 1) for key in keys
     ]
@@ -419,7 +421,7 @@ def test_compare_over_attacks_and_rules() -> None:
     lines = [line.split() for line in outcome.stdout.splitlines()]
     assert ["method", "rule", "no", "attack", "ipm:epsilon=5"] in lines
     shown = {(w[0], w[1]): w[2:] for w in lines if w[1:2] in (["mean"], ["median"])}
-    assert list(shown) == [(m, r) for m in ("fedavg", "local") for r in ("mean", "median")]
+    assert list(shown) == [(m, r) for m in ("fedavg", "fedprox") for r in ("mean", "median")]
     for row in got["table"]:
         macro = row["macro"]
         assert f"{macro['mean']:.2f} ±{macro['std']:.2f}" in " ".join(shown[row["method"], row["rule"]])
@@ -429,10 +431,10 @@ def test_compare_over_attacks_and_rules() -> None:
 
 
 def test_compare_under_one_attack_keeps_the_table() -> None:
-    shown = call("compare", "fedavg", "local", *TINY, "--attack", "sf", "--rule", "median").stdout
+    shown = call("compare", "fedavg", "fedper", *TINY, "--attack", "sf", "--rule", "median").stdout
     for word in ("personal models of benign clients", "worst decile", "best round", "1 of 5 clients", "rule: median"):
         assert word in shown
-    several = call("compare", "local", *TINY, "--attack", "sf", "--rule", "mean,median").stdout
+    several = call("compare", "fedper", *TINY, "--attack", "sf", "--rule", "mean,median").stdout
     assert ["method", "rule", "macro"] in [line.split()[:3] for line in several.splitlines()]
 
 

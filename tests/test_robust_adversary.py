@@ -85,7 +85,7 @@ def test_what_is_called_an_update_is_one_already() -> None:
                           "malicious": 0.5, "samples_per_client": 20})  # fmt: skip
     norms = []
     for attack in ("none", "sf"):  # a sign flip is as long as the honest update: nobody is removed for it
-        job = prepare(dataclasses.replace(config, attack=attack))
+        job = prepare(dataclasses.replace(config, attack=attack, given=()))
         job.advance()
         norms.append(next(n.value for n in job.fed.notes if n.name == "norms"))
     assert torch.allclose(*norms)
@@ -261,7 +261,8 @@ def test_poison_changes_the_attackers_training_samples_only() -> None:
 
 def who_learns_otherwise(attackers: str) -> list[list[bool]]:
     """Three rounds: whose training differs from training on clean labels; it must be the malicious clients."""
-    config = make_config({"clients": 6, "partition": "iid", "rounds": 3, "epochs": 1, "attack": "lf", "malicious": 0.5,
+    share = {"malicious": 0.5} if attackers in ("fixed", "redrawn") else {}
+    config = make_config({"clients": 6, "partition": "iid", "rounds": 3, "epochs": 1, "attack": "lf", **share,
                           "attackers": attackers, "samples_per_client": 20})  # fmt: skip
     job = prepare(config)
     assert job.adversary is not None

@@ -589,7 +589,7 @@ def test_listing_needs_no_torch(home: Path) -> None:
 
 @pytest.mark.parametrize("attack", ["input-noise:sigma=1,test=true", "lf", "backdoor"])
 def test_the_split_names_samples_and_not_what_attackers_make_of_them(attack: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"clients": 10, "rounds": 1, "epochs": 1, "malicious": 0.3}
+    settings: dict[str, Any] = {"clients": 10, "rounds": 1, "epochs": 1}
     honest = api.run("fedavg", runs_dir=str(tmp_path), **settings)
     hostile = api.run("fedavg", runs_dir=str(tmp_path), attack=attack, **settings)
     assert honest.run is not None

@@ -63,7 +63,8 @@ TIMES = ("seconds", "training", "evaluating", "writing", "wall", "times")
 def without_time(value: Any) -> Any:
     """Facts of a run but for seconds and where it lies."""
     if isinstance(value, dict):
-        return {k: without_time(v) for k, v in value.items() if k not in (*TIMES, "run", "runs_dir", "memory")}
+        skipped = (*TIMES, "run", "runs_dir", "memory", "checkpoint_every")
+        return {k: without_time(v) for k, v in value.items() if k not in skipped}
     return [without_time(v) for v in value] if isinstance(value, list) else value
 
 
@@ -74,6 +75,11 @@ def tables(run: RunFolder) -> dict[str, Any]:
 
 def rows_of(result: Result) -> Tensor:
     return result._rows
+
+
+def alone(method: Any, **settings: Any) -> Result:
+    """The same run without a folder, and so without checkpoints."""
+    return api.run(method, **{k: v for k, v in settings.items() if k != "checkpoint_every"})
 
 
 def same(one: Result, two: Result) -> None:
@@ -107,7 +113,7 @@ def test_resumed_equals_uninterrupted(method: str, tmp_path: Path) -> None:
     same(whole, resumed)
     assert repr(tables(only_run(tmp_path / "whole"))) == repr(tables(only_run(tmp_path / "broken")))
     assert only_run(tmp_path / "broken").info.status == "finished"
-    same(whole, api.run(method, **settings))  # and a folder changes nothing
+    same(whole, alone(method, **settings))  # and a folder changes nothing
 
 
 @pytest.mark.parametrize(
@@ -124,7 +130,7 @@ def test_resumed_equals_uninterrupted(method: str, tmp_path: Path) -> None:
 )
 def test_with_rules_optimisers_and_options(method: str, more: dict[str, Any], tmp_path: Path) -> None:
     settings = {**TINY, **HOSTILE, **more}
-    whole = api.run(method, **settings)
+    whole = alone(method, **settings)
     with pytest.raises(KeyboardInterrupt):
         api.run(method, **settings, runs_dir=str(tmp_path), on_event=stop_after(3))
     same(whole, api.resume(str(only_run(tmp_path).path)))
@@ -132,7 +138,7 @@ def test_with_rules_optimisers_and_options(method: str, more: dict[str, Any], tm
 
 @pytest.mark.parametrize("round", [1, 2, 4, 5])
 def test_wherever_it_stops(round: int, tmp_path: Path) -> None:
-    whole = api.run("c-pfl", **TINY)  # has a last word after the last round
+    whole = alone("c-pfl", **TINY)  # has a last word after the last round
     with pytest.raises(KeyboardInterrupt):
         api.run("c-pfl", **TINY, runs_dir=str(tmp_path), on_event=stop_after(round))
     same(whole, api.resume(str(only_run(tmp_path).path)))
@@ -168,7 +174,7 @@ def test_global_generators_go_on(tmp_path: Path) -> None:
         np.random.seed(1)  # noqa: NPY002
 
     seeded()
-    whole = api.run(Restless, **TINY)
+    whole = alone(Restless, **TINY)
     seeded()
     with pytest.raises(KeyboardInterrupt):
         api.run(Restless, **TINY, runs_dir=str(tmp_path), on_event=stop_after(3))
@@ -259,7 +265,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["bit", "short", "sidecar", "gone", "lies"])
 def test_a_damaged_checkpoint_is_passed_over(damage: str, tmp_path: Path) -> None:
-    whole = api.run("ditto", **TINY)
+    whole = alone("ditto", **TINY)
     run = interrupted(tmp_path)
     path = run.path / "checkpoints/round-000004"
     tensors, about = path.with_suffix(".safetensors"), path.with_suffix(".json")
@@ -285,7 +291,7 @@ def test_a_damaged_checkpoint_is_passed_over(damage: str, tmp_path: Path) -> Non
 
 
 def test_with_no_sound_checkpoint_it_begins_again(tmp_path: Path) -> None:
-    whole = api.run("ditto", **TINY)
+    whole = alone("ditto", **TINY)
     run = interrupted(tmp_path)
     for path in (run.path / "checkpoints").glob("*.safetensors"):
         flip(path)
@@ -296,7 +302,7 @@ def test_with_no_sound_checkpoint_it_begins_again(tmp_path: Path) -> None:
 
 
 def test_a_damaged_database_begins_again(tmp_path: Path) -> None:
-    whole = api.run("ditto", **TINY)
+    whole = alone("ditto", **TINY)
     run = interrupted(tmp_path)
     (run.path / "metrics.sqlite").write_bytes(b"no database at all" * 100)
     said: list[str] = []
@@ -306,7 +312,7 @@ def test_a_damaged_database_begins_again(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_ahead_of_its_database_is_passed_over(tmp_path: Path) -> None:
-    whole = api.run("ditto", **TINY)
+    whole = alone("ditto", **TINY)
     run = interrupted(tmp_path)
     with sqlite3.connect(run.path / "metrics.sqlite") as base:
         base.execute("DELETE FROM clients WHERE round > 3")
@@ -368,7 +374,7 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="split changed"):
         runs.resume(run)
     np.savez(path, x=x, y=y)
-    same(api.run("ditto", **settings), runs.resume(run))
+    same(alone("ditto", **settings), runs.resume(run))
 
 
 def test_hostile_state_is_no_memory_of_a_method(tmp_path: Path) -> None:
@@ -399,7 +405,8 @@ class Normed(nn.Sequential):
 @pytest.mark.parametrize("rule", ["fltrust:root=20", "bucketing:base=fltrust"])
 def test_the_statistics_of_the_servers_own_training_go_on(rule: str) -> None:
     torch.manual_seed(0)
-    config, model = make_config({**TINY, **HOSTILE, "rule": rule, "buffers": "local", "way": "each"}), Normed()
+    settings = {**TINY, **HOSTILE, "rule": rule, "buffers": "local", "way": "each", "model": None}
+    config, model = make_config(settings), Normed()
     whole, broken, resumed = (prepare(config, model=model) for _ in range(3))
     whole.advance()
     whole.advance()
@@ -430,7 +437,7 @@ def test_two_cannot_work_on_one_run(tmp_path: Path) -> None:
 def test_a_full_disk_stops_the_run_and_keeps_the_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = api.run("ditto", **TINY)
+    whole = alone("ditto", **TINY)
     real, written = checkpoint.safetensors_stream, 0
 
     def full(*given: Any) -> Any:
@@ -486,7 +493,7 @@ def test_whatever_cannot_be_written(what: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.undo()
     run = only_run(tmp_path)
     assert run.info.status in ("failed", "interrupted")
-    same(api.run("fedavg", **{**TINY, "checkpoint_every": 1}), runs.resume(run))
+    same(alone("fedavg", **{**TINY, "checkpoint_every": 1}), runs.resume(run))
 
 
 # ---------------------------------------------------------------- real processes, real signals

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
+from numbers import Number
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fedkin.config import SAME_POINT, make_config
-from fedkin.data import Dataset, Partition, Split, from_arrays, from_torch
+from fedkin.config import SAME_POINT, Config, is_folder, make_config
+from fedkin.data import Brought, Dataset, Own, Partition, Split, load, own_clients, parse_partition
 from fedkin.errors import UsageError
-from fedkin.methods import METHODS, Method
+from fedkin.given import idle, refuse, settled
+from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import Given
 from fedkin.registry import Registry
-from fedkin.rounds import Listener, Result, run_config, split_of
+from fedkin.robust import make_attack
+from fedkin.rounds import Listener, Result, named_spec, run_config
 from fedkin.track import runs
 from fedkin.track.catalogue import Catalogue
 from fedkin.track.statistics import Outcome, groups_of, summary
@@ -23,14 +26,24 @@ from fedkin.track.statistics import Outcome, groups_of, summary
 LOG = logging.getLogger("fedkin")
 
 
+class _Usual:
+    """Not given: what `fedkin run --help` says."""
+
+    def __repr__(self) -> str:
+        return "the default"
+
+
+USUAL: Any = _Usual()
+
+
 def run(
     method: str | type[Method] = "fedavg",
     *,
-    data: str | Dataset | tuple[Dataset, Split] = "digits",
-    clients: int | Sequence[Any] | None = 20,
-    partition: str | Partition = "pathological:2",
+    data: str | Path | Dataset | tuple[Dataset, Split] = USUAL,
+    clients: int | Sequence[Any] | Mapping[str, Any] | None = USUAL,
+    partition: str | Partition = USUAL,
     model: str | Given | None = None,
-    options: dict[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     on_event: Listener | None = None,
     **settings: Any,
 ) -> Result:
@@ -38,46 +51,11 @@ def run(
 
     `method` is a name or your own class; `model` a name, an `nn.Module` (copied, never changed; `init` says whether its
     weights are drawn anew from the seed), or its class or a function that makes one; `clients` a number, or your data:
-    a list with one (x, y) or (x_train, y_train, x_test, y_test) or torch Dataset per client. With `runs_dir` the run
-    leaves a folder there, `result.run`, and can be resumed."""
-    values: dict[str, Any] = {**settings, "options": options or {}, "partition": str(partition)}
-    given: dict[str, Any] = {}
-    if isinstance(method, str):
-        values["method"] = method
-    else:
-        values["method"] = _name_of(method, METHODS)
-        given["method"] = method
-    if isinstance(model, str):
-        values["model"] = model
-    elif model is not None:
-        given["model"] = model
-    if clients is None or isinstance(clients, int):
-        values["clients"] = clients
-    else:
-        given["data"] = _own_data(clients)
-        values["clients"], values["data"] = len(clients), "own"
-    if isinstance(data, str):
-        values.setdefault("data", data)
-    elif "data" in given:
-        raise UsageError("give data= or a list of clients, not both")
-    else:
-        values["data"] = data.name if isinstance(data, Dataset) else data[0].name
-        given["data"] = data if isinstance(data, tuple) else None
-    config = make_config(values)
-    if isinstance(data, Dataset):
-        given["data"] = (data, split_of(config, data, _object(partition)))
-    elif isinstance(partition, Partition) and "data" not in given:
-        from fedkin.data import load
-
-        loaded = load(config.data, config.data_dir)
-        given["data"] = (loaded, split_of(config, loaded, partition))
-    if config.runs_dir is not None:
-        result = runs.start(config, on_event=on_event, **given)
-    else:
-        result = run_config(config, on_event=on_event, **given)
-    for remark in result.remarks:
-        LOG.warning("%s: %s", config.method, remark)
-    return result
+    a list (or a dictionary by name) with one (x, y) or (x_train, y_train, x_test, y_test), data frame with a column
+    "label", or torch Dataset per client. With `runs_dir` the run leaves a folder there, `result.run`, and can be
+    resumed. A setting that would change nothing is refused."""
+    asked = _request(method, data, clients, partition, model, options, settings)
+    return _run(asked, on_event)
 
 
 def resume(
@@ -86,16 +64,26 @@ def resume(
     runs_dir: str | None = None,
     method: type[Method] | None = None,
     model: Given | None = None,
-    data: tuple[Dataset, Split] | None = None,
-    clients: Sequence[Any] | None = None,
+    data: Dataset | tuple[Dataset, Split] | None = None,
+    clients: Sequence[Any] | Mapping[str, Any] | None = None,
+    partition: Partition | None = None,
     on_event: Listener | None = None,
 ) -> Result:
     """Go on with a run that was interrupted; of a finished one, its result with the personal models.
 
     `run` is a name or a folder. What the run was given as Python objects has to be given again."""
-    own = _own_data(clients) if clients is not None else data
-    given: dict[str, Any] = {"method": method, "model": model, "data": own}
+    if data is not None and clients is not None:
+        raise UsageError("give data= or a list of clients, not both")
     folder = Catalogue(runs_dir).locate(run)
+    brought = None
+    if clients is not None:
+        brought = Brought(_own(clients))
+    elif data is not None:
+        brought = Brought(_checked(data), partition)
+    elif partition is not None:
+        kept = folder.info.configuration()
+        brought = Brought(load(kept.data, kept.data_dir), partition)
+    given: dict[str, Any] = {"method": method, "model": model, "data": brought}
     return runs.resume(folder, on_event=on_event, **{k: v for k, v in given.items() if v is not None})
 
 
@@ -112,30 +100,118 @@ def compare(
     row for each method, attack and rule. `baseline`: a method that the others are tested against (Wilcoxon).
 
     All models are judged as received unless `eval_point` says otherwise ("auto": each method at its own point); a row's
-    `diverged` says which seeds are not to be believed, and why."""
+    `diverged` says which seeds are not to be believed, and why. A setting counts for those runs that it changes; a
+    method that no rule reaches runs once, not under each."""
     settings = {"eval_point": SAME_POINT, **settings}
+    if isinstance(methods, str | type):
+        raise UsageError(f"methods={methods!r}: a list of methods, for example ['fedavg', 'ditto']")
     chosen = range(seeds) if isinstance(seeds, int) else seeds
     if not len(chosen) or not len(methods):
         raise UsageError(f"methods={methods!r}, seeds={seeds!r}: at least one of each")
     attacks, rules = ([v] if isinstance(v, str) else list(v) for v in (attack, rule))
-    results = [
-        run(method, seed=seed, attack=a, rule=r, **settings)
+    listener = settings.pop("on_event", None)
+    asked = [
+        _request(**{"method": method, **settings, "seed": seed, "attack": a, "rule": r})
         for a, r, method, seed in product(attacks, rules, methods, chosen)
     ]
+    configs, said = settled([a.config for a in asked], [a.idle() for a in asked])
+    for sentence in said:
+        LOG.warning("%s", sentence)
+    cells: dict[tuple[Any, str], _Asked] = {}
+    for one, config in zip(asked, configs, strict=True):
+        cells.setdefault((one.objects.get("method"), config.identity()), _Asked(config, one.objects))
+    results = [_run(cell, listener) for cell in cells.values()]
     groups = groups_of((o.config, o) for o in map(Outcome.of, results))
     return results, summary(groups, baseline)
 
 
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """One run as it was asked for: its settings, and what came as Python objects."""
+
+    config: Config
+    objects: dict[str, Any] = field(default_factory=dict)
+
+    def idle(self) -> dict[str, str]:
+        config = self.config
+        kind = self.objects.get("method") or METHODS[config.method]
+        attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
+        return idle(config, kind, options_of(kind, config.options, config.method), attack)
+
+
+def _run(asked: _Asked, on_event: Listener | None) -> Result:
+    config = asked.config
+    if config.runs_dir is None:
+        refuse(config, {"checkpoint_every": "the run leaves no folder; say with runs_dir where one goes"})
+    start = run_config if config.runs_dir is None else runs.start
+    result = start(config, on_event=on_event, **asked.objects)
+    for remark in result.remarks:
+        LOG.warning("%s: %s", config.method, remark)
+    return result
+
+
+def _request(
+    method: Any = "fedavg", data: Any = USUAL, clients: Any = USUAL, partition: Any = USUAL, model: Any = None,
+    options: Any = None, settings: Mapping[str, Any] | None = None, **more: Any,
+) -> _Asked:  # fmt: skip
+    values: dict[str, Any] = {**(settings or {}), **more, "options": {} if options is None else options}
+    objects: dict[str, Any] = {}
+    if isinstance(method, type) and issubclass(method, Method):
+        values["method"], objects["method"] = _name_of(method, METHODS), method
+    elif isinstance(method, str):
+        values["method"] = method
+    else:
+        raise UsageError(f"method={method!r}: a method's name, or a class made from fedkin.Method")
+    if isinstance(model, str):
+        values["model"] = model
+    elif model is not None:
+        objects["model"] = model
+    deal = _unwritten(partition) if isinstance(partition, Partition) else None
+    if partition is not USUAL:
+        values["partition"] = str(partition) if isinstance(partition, Partition) else partition
+    inferred: set[str] = set()
+    if clients is None or (clients is not USUAL and isinstance(clients, Number | str)):
+        values["clients"] = clients
+    elif clients is not USUAL:
+        if data is not USUAL:
+            raise UsageError("give data= or a list of clients, not both")
+        objects["data"] = Brought(_own(clients))
+        values = {"partition": "natural", **values, "data": "own", "clients": len(clients)}
+        inferred = {"clients", *(["partition"] if partition is USUAL else [])}
+    if isinstance(data, str | Path):
+        values["data"] = str(data)
+    elif data is not USUAL:
+        found = _checked(data)
+        values["data"] = found.name if isinstance(found, Dataset) else found[0].name
+        objects["data"] = Brought(found, deal)
+    config = make_config(values, values.keys() - inferred if inferred else None)
+    if deal is not None and "data" not in objects and not is_folder(config.data):
+        objects["data"] = Brought(load(config.data, config.data_dir), deal)
+    return _Asked(config, objects)
+
+
+def _unwritten(partition: Partition) -> Partition | None:
+    """A partition that its text does not stand for: one of the user's own."""
+    try:
+        return None if parse_partition(str(partition)) == partition else partition
+    except UsageError:
+        return partition
+
+
+def _own(clients: Any) -> Own:
+    if isinstance(clients, Sequence | Mapping) and not len(clients):
+        raise UsageError(f"clients={clients!r}: give at least one client's data")
+    return own_clients(clients)
+
+
+def _checked(data: Any) -> Dataset | tuple[Dataset, Split]:
+    pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Dataset) and isinstance(data[1], Split)
+    if not pair and not isinstance(data, Dataset):
+        raise UsageError(f"data is a {type(data).__name__}: give a name, a file, a folder, a fedkin Dataset or a pair "
+                         "(Dataset, Split); samples that belong to clients go into clients=[(x, y), ...]")  # fmt: skip
+    found: Dataset | tuple[Dataset, Split] = data
+    return found
+
+
 def _name_of(kind: type[Method], registry: Registry[type[Method]]) -> str:
     return next((name for name, known in registry.items() if known is kind), kind.__name__.lower())
-
-
-def _own_data(clients: Sequence[Any]) -> tuple[Dataset, Split]:
-    if not len(clients):
-        raise UsageError("clients=[]: give at least one client's data")
-    arrays = isinstance(clients[0], tuple | list) and all(isinstance(np.asarray(p), np.ndarray) for p in clients[0])
-    return from_arrays(clients) if arrays else from_torch(clients)
-
-
-def _object(partition: str | Partition) -> Partition | None:
-    return None if isinstance(partition, str) else partition

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import InitVar, asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -81,6 +81,21 @@ class Config:
     runs_dir: str | None = option(None, "where the run's folder goes (default: FEDKIN_RUNS, else ./runs)")
     checkpoint_every: int = option(10, "save what is needed to resume every so many rounds; 0: never", low=0)
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "the method's own options"})
+    given: InitVar[Iterable[str]] = ()  # names of settings that somebody asked for; no part of what a run is
+
+    def __post_init__(self, given: Iterable[str]) -> None:
+        object.__setattr__(self, "given", frozenset(given))  # where `replace` finds it
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """The settings that were given, whatever their value; the others have their defaults."""
+        found: frozenset[str] = vars(self)["given"]
+        return found
+
+    def without(self, names: Iterable[str]) -> Config:
+        """As if these had not been given."""
+        usual: dict[str, Any] = {f.name: f.default for f in fields(Config) if f.name in set(names)}
+        return replace(self, **usual, given=self.asked - usual.keys())
 
     def optimiser_of(self) -> Optimiser:
         from fedkin.compute.optim import SGD, Adam  # torch is slow to import, and `--help` needs only the fields
@@ -101,14 +116,32 @@ class Config:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def make_config(values: Mapping[str, Any]) -> Config:
-    """A checked configuration; unknown keys and bad values are refused with what would be right."""
-    given = dict(values)
-    options = given.pop("options", {})
+def make_config(values: Mapping[str, Any], given: Iterable[str] | None = None) -> Config:
+    """A checked configuration; unknown keys and bad values are refused with what would be right.
+
+    `given`: which of the values somebody asked for: all, unless said, but none where all settings are there (what
+    `to_dict` made is a record, no request). A setting that was asked for and would change nothing is refused where the
+    run is prepared."""
+    if given is None:
+        given = () if values.keys() >= {f.name for f in fields(Config)} else values.keys()
+    values = dict(values)
+    options = values.pop("options", {})
     if not isinstance(options, Mapping):
         raise UsageError(f"options={options!r}: a table of the method's own options")
-    config = validated(Config, given, "a run")
-    return Config(**{**{f.name: getattr(config, f.name) for f in fields(Config)}, "options": dict(options)})
+    config = validated(Config, values, "a run")
+    asked = frozenset(name.replace("-", "_") for name in given)
+    config = replace(config, options=dict(options), given=asked)
+    if "partition" not in values and is_folder(config.data):
+        config = replace(config, partition="natural")
+    return replace(config, clients=None) if config.partition == "natural" and "clients" not in values else config
+
+
+def is_folder(data: str) -> bool:
+    """Whether data are a folder with a file for each client."""
+    try:
+        return Path(data).expanduser().is_dir()
+    except (OSError, RuntimeError, ValueError):  # a name that no file can have
+        return False
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -118,5 +151,6 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             return tomllib.load(file)
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}") from error
+    except (OSError, ValueError) as error:  # damaged TOML and bytes that are no text are ValueErrors
+        said = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else f"is not valid TOML: {error}"
+        raise UsageError(f"{path} {said}; give a TOML file with settings") from error

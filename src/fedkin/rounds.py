@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,20 @@ from fedkin.compute.choice import Chooser
 from fedkin.compute.probe import require_bf16
 from fedkin.compute.program import Context, trace
 from fedkin.compute.ways import Precision
-from fedkin.config import Config
-from fedkin.data import CORRUPTIONS, Dataset, Partition, Split, apply_shift, from_folder, load, make_split
+from fedkin.config import Config, is_folder
+from fedkin.data import (
+    CORRUPTIONS,
+    Brought,
+    Dataset,
+    Own,
+    Partition,
+    Split,
+    apply_shift,
+    load,
+    make_split,
+    own_folder,
+    remarks_on,
+)
 from fedkin.divergence import GUESSING, Refusal, at_chance, divergence
 from fedkin.engines.local import LocalEngine, Messages
 from fedkin.errors import DataError, UsageError, unknown
@@ -43,6 +54,7 @@ from fedkin.federation import (
     Tamper,
     weighted_mean,
 )
+from fedkin.given import idle, of_network, of_split, recorded, refuse
 from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.methods.base import JUDGED, REPORTS
@@ -552,7 +564,7 @@ def prepare(
     *,
     method: type[Method] | None = None,
     model: Given | None = None,
-    data: tuple[Dataset, Split] | None = None,
+    data: tuple[Dataset, Split] | Brought | None = None,
     tamper: Tamper | None = None,
     average: Average | None = None,
     chooser: Chooser | None = None,
@@ -570,18 +582,21 @@ def prepare(
     attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
     kind = method or METHODS[config.method]
     options = options_of(kind, config.options, config.method)
+    refuse(config, idle(config, kind, options, attack))
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
     training = training_of(config, precision)
     if config.validation_share is None:
         config = replace(config, validation_share=kind.holdout)
-    dataset, split = data if data is not None else load_data(config)
+    dataset, split = data if isinstance(data, tuple) else load_data(config, brought=data)
     if config.augment and len(dataset.shape) != 3:
         raise UsageError(f"augment=true needs images; {dataset.name!r} has samples of shape {dataset.shape}")
     sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
     example = sample.batch(torch.arange(len(sample.y)))
     network, name, remarks = network_of(config, dataset, model)
     layout = Layout.of(network, config.head, config.buffers, example=example)
+    refuse(config, of_split(config, split))
+    refuse(config, of_network(config, layout, network, model is not None, kind.unused(options), example))
     adversary = None
     if attack is not None:
         adversary = Adversary.of(config, attack, split.clients)
@@ -621,7 +636,8 @@ def prepare(
     needed = footprint.expected(config, site, server, engine.looks_at, footprint.activations_of(network, example))
     if not (config.force or admitted):
         footprint.check_memory(needed, device)
-    resolved = replace(config, clients=split.clients, model=name)
+    remarks = [*remarks, *remarks_on(dataset, split)]
+    resolved = replace(recorded(config, split), model=name)
     prepared = Prepared(resolved, split.clients, dataset.classes, split.hash, layout.parameters, str(device),
                         precision, point, remarks=tuple(remarks), needed=needed)  # fmt: skip
     samples_of = Samples(dataset.shape, dataset.x.dtype.name, dataset.classes, tuple(dataset.class_names),  # type: ignore[arg-type]
@@ -718,18 +734,29 @@ def average_of(config: Config) -> Average:
     return weighted_mean if name == "mean" and not options else Watched(make_rule(name, options))
 
 
-def load_data(config: Config, known: dict[str, Dataset] | None = None) -> tuple[Dataset, Split]:
-    """The data set and who has which part of it. `known`: data sets read before, filled here."""
-    if Path(config.data).is_dir():
-        validation = config.validation_share or 0.0
-        return from_folder(config.data, seed=config.seed, test_share=config.test_share, validation_share=validation)
+def load_data(
+    config: Config, known: dict[str, Dataset] | None = None, brought: Brought | None = None
+) -> tuple[Dataset, Split]:
+    """The data set and who has which part of it. `known`: data sets read before, filled here. `brought`: data that
+    come as Python objects, in place of those that the configuration names."""
     kinds = config.shift.split(",") if config.shift and config.shift != "all" else config.shift
     for kind in kinds if isinstance(kinds, list) else []:
         if kind not in CORRUPTIONS:
             raise unknown("corruption", kind, [*CORRUPTIONS, "all"])
-    known, key = {} if known is None else known, f"{config.data}\n{config.data_dir}"
-    dataset = known[key] if key in known else known.setdefault(key, load(config.data, config.data_dir))
-    split = split_of(config, dataset)
+    what = brought.what if brought is not None else own_folder(config.data) if is_folder(config.data) else None
+    if isinstance(what, Own):
+        dataset, split = what.split(
+            seed=config.seed, test_share=config.test_share, validation_share=config.validation_share or 0.0,
+            samples_per_client=config.samples_per_client, quantity_skew=config.quantity_skew,
+        )  # fmt: skip
+    elif isinstance(what, tuple):
+        dataset, split = what[0], replace(what[1], partition="")
+    else:
+        known, key = {} if known is None else known, f"{config.data}\n{config.data_dir}"
+        if what is None:
+            what = known[key] if key in known else known.setdefault(key, load(config.data, config.data_dir))
+        dataset, split = what, split_of(config, what, brought.partition if brought is not None else None)
+    refuse(config, of_split(config, split))
     if kinds:
         dataset = apply_shift(dataset, split, kinds, config.severity, config.seed)
     return dataset, split

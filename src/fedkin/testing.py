@@ -84,9 +84,9 @@ def job_of(
 ) -> Job:
     """A run on the tiny federation, ready to go."""
     named = {"method": method} if isinstance(method, str) else {"method": method.__name__.lower()}
-    defaults = {"rounds": 2, "epochs": 1, "batch": 4, "lr": 0.1, "device": "cpu", "way": "each",
-                "init": "given"}
-    config = make_config({**defaults, **named, **settings, "options": dict(options or {})})
+    defaults = {"rounds": 2, "epochs": 1, "batch": 4, "lr": 0.1, "device": "cpu", "way": "each", "init": "given"}
+    values = {**defaults, **named, **settings, "options": dict(options or {})}
+    config = make_config(values, given=())  # the same for every method, whether it has a use for all of it or not
     kind = METHODS[method] if isinstance(method, str) else method
     return prepare(config, method=kind, model=Network(norm), data=federation(sizes), tamper=tamper)
 

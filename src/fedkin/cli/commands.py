@@ -11,7 +11,7 @@ import typer
 
 from fedkin.cli.app import DEPLOY, LOOK, MAKE, RUNS, TRAIN, Json, RunsDir, Sets, app, command, everything, paragraphs
 from fedkin.cli.console import messages, print_json, screen, table
-from fedkin.cli.extras import Plugins, SinkFlags, remark, sinks_of, use_plugins
+from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.cli.flags import checked, from_file, grid_configs, run_config_of, split_settings
 from fedkin.config import make_config
 
@@ -60,12 +60,13 @@ def run(
     Settings come from the flags, else from the TOML file (keys as below with underscores, the method's own options
     in a table \\[options]), else from the defaults.
 
+    A setting that would change nothing is refused, with the reason.
+
     Under attack the accuracy is that of the benign clients. An attack or rule takes its options after a colon, as in
     lie:z=0.5; [cyan]fedkin attacks[/] and [cyan]fedkin rules[/] list them.
     """
     use_plugins(plugin)
     config = run_config_of(target, settings, set_ or [])
-    remark(settings, [config.attack])
     to = sinks_of(sink)
 
     from fedkin.cli.live import run_screen

@@ -13,6 +13,7 @@ import typer
 from fedkin.cli.app import DEPLOY, Json, Sets, command, everything
 from fedkin.cli.console import messages, print_json
 from fedkin.cli.flags import from_file, is_file, run_config_of
+from fedkin.config import is_folder
 from fedkin.errors import UsageError
 
 KEYS_HELP = "The folder that `fedkin keys new` made."
@@ -197,7 +198,8 @@ def local_cluster(
     """
     from fedkin.deploy.cluster import run_cluster
 
-    usual = {"partition": "dirichlet:0.5"}  # deals any data set to any number of clients
+    # deals any data set to any number of clients
+    usual = {} if is_folder(settings.get("data", "")) else {"partition": "dirichlet:0.5"}
     config = run_config_of(method, {**usual, **settings, "clients": str(number)}, set_ or [])
     models = run_cluster(config, Path(folder).expanduser(), insecure=insecure, say=_say, out=sys.stderr)
     for name, path in models.items():

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-from fedkin.cli.console import messages
 
 Plugins = Annotated[
     list[str] | None,
@@ -38,9 +36,3 @@ def sinks_of(specs: Sequence[str] | None) -> list[str]:
 
     return check_sinks(specs)
 
-
-def remark(settings: dict[str, Any], attacks: Sequence[str]) -> None:
-    """Says so when flags about attackers meet nobody."""
-    idle = [f"--{name}" for name in ("malicious", "knowledge", "attackers") if name in settings]
-    if idle and set(attacks) == {"none"}:
-        messages().print(f"[yellow]{', '.join(idle)} without --attack changes nothing: everybody is honest[/]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,14 +120,23 @@ def checked(config: Config) -> Config:
     kind = METHODS[config.method]
     if config.model is not None:
         MODELS[config.model]
-    if not Path(config.data).exists() and not config.data.endswith(".npz") and not config.data.startswith("npz:"):
+    if not _is_path(config.data):
         SOURCES[config.data]
     parse_partition(config.partition)
     check_attack(config.attack)
     check_rule(config.rule)
     resolved = asdict(options_of(kind, config.options, config.method))
     options = {name: resolved.get(name.replace("-", "_"), value) for name, value in config.options.items()}
-    return make_config({**config.to_dict(), "options": options})
+    return replace(config, options=options)
+
+
+def _is_path(data: str) -> bool:
+    if data.endswith(".npz") or data.startswith("npz:"):
+        return True
+    try:
+        return Path(data).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # a name that no file can have
+        return False
 
 
 def check_attack(spec: str) -> None:
@@ -181,11 +190,13 @@ def listed(text: str, flag: str) -> list[str]:
 
 
 def grid_configs(
-    words: Sequence[str], settings: Mapping[str, Any], sets: Sequence[str], seeds: str | None, grid: Sequence[str] = ()
-) -> list[Config]:
+    words: Sequence[str], settings: Mapping[str, Any], sets: Sequence[str], seeds: str | None, grid: Sequence[str] = (),
+    say: Callable[[str], object] = lambda sentence: None,
+) -> list[Config]:  # fmt: skip
     """The configurations of `fedkin compare`, seed by seed: every method under every attack, rule and setting.
 
-    Flags win over what the files say, lists included. Methods are judged at one point unless told otherwise."""
+    Flags win over what the files say, lists included. Methods are judged at one point unless told otherwise. `say`
+    hears which settings some runs go without."""
     from fedkin.track.sweep import expand, flat_options
 
     methods = [word for word in words if not is_file(word)]
@@ -217,7 +228,7 @@ def grid_configs(
         kept = {**{k: v for k, v in axes.items() if k == "seed"}, **cell}
         blocks.append({**fixed, **{k: v for k, v in kept.items() if k not in won}, **by_hand, **first})
     options = {**flat_options(base.get("options", {})), **given}
-    return expand({**base, **settings, "options": options}, blocks, checked)
+    return expand({**base, **settings, "options": options}, blocks, checked, say)
 
 
 def grid_file(path: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from fedkin.cli.app import TRAIN, Json, Sets, command, everything
 from fedkin.cli.console import complain, messages, print_json, screen
-from fedkin.cli.extras import Plugins, SinkFlags, remark, sinks_of, use_plugins
+from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.cli.flags import grid_configs
 from fedkin.config import POINTS
 from fedkin.errors import UsageError, unknown
@@ -21,7 +21,7 @@ METRIC_NAMES = "macro, micro, worst-decile, best-macro, best-micro, best-worst-d
 @command("compare", """
     fedkin compare fedavg ditto fedper --data cifar10 --clients 20 --partition pathological:2 --seeds 3
     fedkin compare fedprox ditto --set fedprox.mu=0.1 --grid ditto.lam=0.1,1 --baseline fedprox
-    fedkin compare fedavg fedcap --attack none,sf,lie:z=0.5 --rule mean,median --malicious 0.3
+    fedkin compare fedavg fedper --attack none,sf,lie:z=0.5 --rule mean,median --malicious 0.3
     fedkin compare sweep.toml --markdown table.md --latex table.tex --csv table.csv
     """, TRAIN, settings=everything)  # fmt: skip
 def compare(
@@ -77,14 +77,14 @@ def compare(
 
     Here --attack and --rule take several with commas between, each with its own options: in
     --attack none,backdoor:target=1,share=0.5,ipm there are three attacks, as share=0.5 has no name before a colon.
-    Every method meets every attack under every rule, at every value of --grid. A TOML file says the same in a table
-    \\[grid], and adds single cells with \\[\\[cell]].
+    Every method meets every attack under every rule, at every value of --grid; a run goes without settings that would
+    change nothing in it (a method that averages by no rule runs once), and what changes no run is refused.
+
+    A TOML file says the same in a table \\[grid], and adds single cells with \\[\\[cell]].
     """
     use_plugins(plugin)
-    configs = grid_configs(methods, settings, set_ or [], seeds, grid or [])
+    configs = grid_configs(methods, settings, set_ or [], seeds, grid or [], _remark)
     sinks = sinks_of(sink)
-    attacks = list(dict.fromkeys(c.attack for c in configs))
-    remark(settings, attacks)
 
     from fedkin.cli.grid import run_grid
     from fedkin.track.statistics import METRICS
@@ -112,6 +112,10 @@ def compare(
 def _points(configs: Sequence[Any]) -> str:
     words = {**POINTS, "auto": "each method at its own point"}
     return " | ".join(dict.fromkeys(words[c.eval_point] for c in configs))
+
+
+def _remark(sentence: str) -> None:
+    messages().print(f"[yellow]{escape(sentence)}[/]", soft_wrap=True)
 
 
 def title_of(configs: Sequence[Any]) -> str:

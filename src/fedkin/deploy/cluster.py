@@ -21,7 +21,8 @@ from fedkin.errors import FedKinError, UsageError
 
 Say = Callable[[str], None]
 LEAVE = 20.0  # seconds that clients have to end by themselves
-NOT_FOR_SERVER = ("data", "data_dir", "partition", "samples_per_client", "quantity_skew", "shift", "severity", "method")
+NOT_FOR_SERVER = ("data", "data_dir", "partition", "samples_per_client", "quantity_skew", "shift", "severity", "method",
+                  "test_share", "options")  # fmt: skip
 
 
 def run_cluster(
@@ -29,10 +30,13 @@ def run_cluster(
 ) -> dict[str, Path]:
     """Run to the end; every client's model file. Nothing is left running, whatever happens."""
     require_flower()
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty: give a new folder with --folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    names = deal_files(config, folder / "data")
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UsageError(f"{folder} is not empty, or no folder: give a new one with --folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = deal_files(config, folder / "data")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written ({error.strerror or error}): give another --folder") from error
     if not insecure:
         new_folder(folder / "keys", ["127.0.0.1"], names)
     experiment = write_experiment(config, folder, len(names))
@@ -84,9 +88,9 @@ def deal_files(config: Config, folder: Path) -> list[str]:
 
 def write_experiment(config: Config, folder: Path, clients: int) -> Path:
     """The experiment as a TOML file for `fedkin server`."""
-    values = {k: v for k, v in config.to_dict().items() if k not in NOT_FOR_SERVER}
+    values = {k: v for k, v in config.to_dict().items() if k in config.asked and k not in NOT_FOR_SERVER}
     values |= {"clients": clients, "runs_dir": str(folder / "runs"), "checkpoint_every": 1}
-    options = values.pop("options")
+    options = config.options
     lines = [f"method = {json.dumps(config.method)}", *_toml(values), "", "[options]", *_toml(options)]
     path = folder / "experiment.toml"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -81,7 +81,6 @@ def export_run(
 
 def _restored(folder: RunFolder) -> tuple[Result, Dataset]:
     """The result as far as the newest sound checkpoint goes, and the data it was had from."""
-    from fedkin.config import make_config
     from fedkin.rounds import load_data, prepare
     from fedkin.track import checkpoint
 
@@ -95,7 +94,7 @@ def _restored(folder: RunFolder) -> tuple[Result, Dataset]:
     found = checkpoint.names(place)
     if not found:
         raise DataError(f"run {info.id!r} has no checkpoint, so no models; run it with --checkpoint-every 1")
-    job = prepare(make_config(info.given or info.config), admitted=True)
+    job = prepare(info.configuration(), admitted=True)
     if job.prepared.split_hash != info.prepared.get("split_hash"):
         raise DataError(f"run {info.id!r}: its data or their split are not what they were; restore the data")
     samples = np.array([len(part) for part in job.site.parts["train"]], np.int64)

@@ -17,7 +17,7 @@ from fedkin.compute import keys
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
 from fedkin.compute.program import frozen_digest, trace
-from fedkin.config import Config, make_config
+from fedkin.config import Config
 from fedkin.data.own import split_client
 from fedkin.deploy import keys as key_files
 from fedkin.deploy.link import PIECE, Link
@@ -28,6 +28,7 @@ from fedkin.engines.flower import FlowerEngine, Terms
 from fedkin.engines.local import LocalEngine
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.federation import Answer, Faults, Federation, gate
+from fedkin.given import idle, refuse
 from fedkin.layout import Layout
 from fedkin.methods import METHODS, options_of
 from fedkin.methods.base import REPORTS
@@ -39,6 +40,7 @@ from fedkin.track.folder import CHECKPOINTS, METRICS, SITES, RunFolder
 from fedkin.track.recorder import Recorder
 from fedkin.track.runs import follow
 
+OF_THE_SITES = ("data", "data_dir", "partition", "samples_per_client", "quantity_skew")
 ONLY_SIMULATED = {"attack": "none", "drop": 0.0, "straggle": 0.0, "shift": None, "init": "seed"}
 
 
@@ -145,7 +147,7 @@ def resume_server(
     if info.status == "finished":
         raise UsageError(f"run {info.id!r} is finished: there is nothing to resume")
     facts = _known_sites(run)
-    config = make_config({**(info.given or info.config), "runs_dir": str(info.path.parent)})
+    config = info.configuration(runs_dir=str(info.path.parent))
     with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder, OpenLink(serving, say) as link:
         link.folder = info.path
         sites = link.sites(serving)
@@ -224,6 +226,9 @@ def _check(config: Config) -> None:
     for name, usual in ONLY_SIMULATED.items():
         if getattr(config, name) != usual:
             raise UsageError(f"{name}={getattr(config, name)!r} is for simulations: real sites bring their own trouble")
+    kind = METHODS[config.method]
+    refuse(config, {**idle(config, kind, options_of(kind, config.options, config.method), None),
+                    **dict.fromkeys(OF_THE_SITES, "the sites bring their own data; leave it out")})  # fmt: skip
 
 
 def _bound(link: Link, job: Job, serving: Serving) -> None:

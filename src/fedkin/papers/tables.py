@@ -392,7 +392,7 @@ def _config(settings: str) -> tuple[Config, str]:
         raise UsageError("no method")
     if "rule" in values:
         values["rule"] = str(values["rule"]).replace("{malicious}", f"{values.get('malicious', 0.3):g}")
-    config = make_config({**values, "options": options.get(method, {})})
+    config = make_config({**values, "options": options.get(method, {})}, given=())  # settings are for whole tables
     parse_partition(config.partition)
     for other, given in options.items():
         if other in METHODS:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedkin.clock import PARTS as PARTS_OF_TIME
-from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK
+from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK, Config, make_config
 from fedkin.errors import DataError, UsageError, unknown
 from fedkin.track.arrays import read_arrays
 from fedkin.track.database import TABLES, read_table
@@ -87,6 +87,7 @@ class RunInfo:
     malicious: list[int]
     result: dict[str, Any] | None
     progress: dict[str, Any] | None  # the newest record of a run that is not finished
+    asked: list[str]  # the settings that somebody gave; the others have their defaults
     objects: list[str]  # what was given as Python objects, and cannot be had from here
     rounds_done: int
     stale: bool = False
@@ -108,11 +109,16 @@ class RunInfo:
         return cls(
             id=folder.name, path=folder, status="interrupted" if stale else status, created=take("created", str),
             updated=take("updated", str), error=take("error", str, None), config=take("config", dict),
-            given=take("given", dict, {}), options=take("options", dict), identity=take("identity", str),
+            given=take("given", dict, {}), asked=take("asked", list, []), options=take("options", dict),
+            identity=take("identity", str),
             environment=take("environment", dict), prepared=take("prepared", dict), names=names, malicious=malicious,
             result=take("result", dict, None), progress=take("progress", dict, None), objects=take("objects", list, []),
             rounds_done=take("rounds_done", int, 0), stale=stale, raw=raw,
         )  # fmt: skip
+
+    def configuration(self, **changed: Any) -> Config:
+        """The run as it was asked for; where the folder does not say what was, nothing counts as given."""
+        return make_config({**(self.given or self.config), **changed}, [n for n in self.asked if isinstance(n, str)])
 
     @property
     def method(self) -> str:

@@ -64,8 +64,9 @@ class Recorder:
         raw = {
             "format": FORMAT, "id": folder.name, "created": now(), "updated": now(), "status": "running",
             "pid": os.getpid(), "host": platform.node(), "error": None, "config": job.config.to_dict(),
-            "given": located(config), "objects": list(objects), "plugins": plugins.facts(config),
-            "options": job.options, "identity": identity, "environment": environment(job),
+            "given": located(config), "asked": sorted(config.asked), "objects": list(objects),
+            "plugins": plugins.facts(config), "options": job.options, "identity": identity,
+            "environment": environment(job),
             "prepared": prepared_facts(job), "names": list(job.site.names), "malicious": job.malicious,
             "rounds_done": 0, "progress": None, "result": None,
         }  # fmt: skip

@@ -18,7 +18,7 @@ import torch
 
 from fedkin import __version__, plugins
 from fedkin.compute.together import Stopped
-from fedkin.config import Config, make_config
+from fedkin.config import Config
 from fedkin.data import Dataset, Split
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.footprint import check_disk
@@ -97,7 +97,7 @@ def resume(
             f"resume it from Python, fedkin.resume({info.id!r}, {', '.join(f'{m}=...' for m in missing)})"
         )
     plugins.require(info.id, info.raw.get("plugins"))
-    config = make_config({**(info.given or info.config), "runs_dir": str(info.path.parent)})
+    config = info.configuration(runs_dir=str(info.path.parent))
     with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder:
         job = prepare(config, **given, admitted=True)
         _check_same(job, run)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedkin.clock import PARTS
-from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK, Config, make_config
+from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK, Config
 from fedkin.errors import DataError, unknown
 from fedkin.rounds import Accuracy, ClientRecord, Result
 from fedkin.track.folder import RunFolder, number
@@ -72,7 +72,7 @@ class Outcome:
             best = dict(found["best"])
             at = int(best.pop("round"))
             return cls(
-                config or make_config({**(info.given or info.config)}), info.options, _accuracy(found["accuracy"]),
+                config or info.configuration(), info.options, _accuracy(found["accuracy"]),
                 _accuracy(best), at, [_client(c) for c in folder.per_client()], info.malicious, info.bytes,
                 info.seconds, str(info.prepared["split_hash"]), str(info.prepared["eval_point"]), folder,
                 info.wall, info.times, info.diverged,

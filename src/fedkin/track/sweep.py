@@ -14,12 +14,14 @@ from typing import Any, Literal, Protocol
 import torch
 
 from fedkin import plugins
-from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK, Config, make_config
+from fedkin.config import NOT_IDENTITY, Config, make_config
 from fedkin.data import Dataset, Split
 from fedkin.errors import DataError, FedKinError, UsageError, unknown
-from fedkin.methods import METHODS
+from fedkin.given import idle, refuse, settled
+from fedkin.methods import METHODS, options_of
 from fedkin.options import describe
-from fedkin.rounds import Event, Listener, Result, RoundRecord, load_data, pick_device, run_config
+from fedkin.robust import make_attack
+from fedkin.rounds import Event, Listener, Result, RoundRecord, load_data, named_spec, pick_device, run_config
 from fedkin.together import run_together
 from fedkin.track.catalogue import Catalogue
 from fedkin.track.folder import RunFolder, RunInfo
@@ -42,34 +44,43 @@ def expand(
     base: Mapping[str, Any],
     blocks: Sequence[Mapping[str, Sequence[Any]]],
     check: Callable[[Config], Config] = lambda config: config,
+    say: Callable[[str], object] = lambda sentence: None,
 ) -> list[Config]:
     """All combinations of every block's lists over the common settings, seed by seed, each once.
 
     A block maps a setting to its values; `options.lam` is an option of every method that has it, `options.ditto.lam`
-    of one. Settings about attackers count only under an attack."""
-    cells: dict[str, Config] = {}
+    of one. A setting counts for the runs that it changes, and is left out of the others; `say` hears of that. One that
+    changes no run is refused."""
+    asked: list[Config] = []
     common = flat_options(base.get("options", {}))
     every = [_axes(block) for block in blocks]
     owners = [_options_of([str(m) for m in axes.get("method", [base.get("method", "fedavg")])]) for axes in every]
     _check_options(list(common), {m: names for known in owners for m, names in known.items()})
-    for block, axes, known in zip(blocks, every, owners, strict=True):
+    for axes, known in zip(every, owners, strict=True):
         _check_options([k.removeprefix("options.") for k in axes if k.startswith("options.")], known)
         size = 1
         for listed in axes.values():
             size *= len(listed)
         if size > MOST_CELLS:
             raise UsageError(f"the grid has {size} runs; at most {MOST_CELLS}")
-        for values in product(*axes.values()):
-            config = check(_cell(base, common, dict(zip(axes, values, strict=True)), block, known))
-            cells.setdefault(config.identity(), config)
+        chosen = (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
+        asked += [check(_cell(base, common, one, known)) for one in chosen]
+    reasons = [_idle(config) for config in asked]
+    made, sentences = settled(asked, reasons)
+    for config, found in zip(made, reasons, strict=True):
+        refuse(config, found)
+    for sentence in sentences:
+        say(sentence)
+    cells: dict[str, Config] = {}
+    for config in made:
+        cells.setdefault(config.identity(), config)
     seeds = list(dict.fromkeys(c.seed for c in cells.values()))
     return [c for s in seeds for c in cells.values() if c.seed == s]
 
 
 def _cell(
-    base: Mapping[str, Any], common: Mapping[str, Any], chosen: Mapping[str, Any], block: Mapping[str, Sequence[Any]],
-    known: Mapping[str, set[str]],
-) -> Config:  # fmt: skip
+    base: Mapping[str, Any], common: Mapping[str, Any], chosen: Mapping[str, Any], known: Mapping[str, set[str]]
+) -> Config:
     options = {**common, **{k.removeprefix("options."): v for k, v in chosen.items() if k.startswith("options.")}}
     values = {**base, **{k: v for k, v in chosen.items() if not k.startswith("options.")}}
     method = str(values.get("method", "fedavg"))
@@ -78,13 +89,13 @@ def _cell(
         taker, _, key = name.rpartition(".")
         if taker == method or (not taker and key.replace("-", "_") in known[method]):
             own[key] = value
-    if values.get("attack", "none") == "none":
-        for key in ONLY_UNDER_ATTACK:
-            if key in block:
-                values.pop(key, None)
-                if key in base:
-                    values[key] = base[key]
     return make_config({**values, "options": own})
+
+
+def _idle(config: Config) -> dict[str, str]:
+    kind = METHODS[config.method]
+    attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
+    return idle(config, kind, options_of(kind, config.options, config.method), attack)
 
 
 def _axes(block: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
