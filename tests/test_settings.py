@@ -565,8 +565,9 @@ def test_what_asks_for_nothing_is_not() -> None:
 
 def test_a_network_and_its_name() -> None:
     values = {k: v for k, v in BASE.items() if k != "model"}
+    data = api._request(clients=LISTS).objects["data"]
     with pytest.raises(UsageError, match="model='mlp' would change nothing: the network is given as an object"):
-        prepare(make_config({**values, "model": "mlp"}), model=Normed(), data=api._request(clients=LISTS).objects["data"])
+        prepare(make_config({**values, "model": "mlp"}), model=Normed(), data=data)
     network = Normed()
     one, two = (fk.run(clients=LISTS, model=network, buffers="local", init=i, **values) for i in ("seed", "given"))
     assert one.config.model == "Normed"
