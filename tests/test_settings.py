@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fedkin as fk
-from fedkin import api
+from fedkin import api, footprint
 from fedkin.cli.flags import grid_configs, run_config_of
 from fedkin.config import Config, make_config
 from fedkin.data import Dataset, iid, make_split
@@ -21,7 +21,7 @@ from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import METHODS, options_of
 from fedkin.robust import ATTACKS, ReplyAttack
 from fedkin.rounds import Job, prepare
-from fedkin.testing import job_of
+from fedkin.testing import job_of, personal_rows
 from fedkin.track.folder import RunFolder
 
 SITES, CLASSES, SIDE = 4, 3, 16
@@ -205,6 +205,7 @@ TABLE: dict[str, Walk | str] = {
     "way": Walk("batched", ("way",)),
     "chunk": Walk(1, ("chunk",)),
     "on_failure": Walk("stop", ("stops",)),
+    "force": ELSEWHERE,
     "runs_dir": ELSEWHERE,
     "checkpoint_every": ELSEWHERE,
     "options": Walk({"mu": 2.0}, ("options", "trained"), (), {"method": "fedprox"}),
@@ -279,6 +280,13 @@ def test_the_device_and_its_precision() -> None:
         prepare(make_config({"device": "cuda:99"}))
     with pytest.raises(UsageError, match="precision='tf32' is a GPU format"):
         prepare(make_config({"device": "cpu", "precision": "tf32"}))
+
+
+def test_force_begins_what_does_not_fit(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "host_room", lambda: 0)
+    with pytest.raises(UsageError, match="or --force to try"):
+        by_flags(places, BASE)
+    assert by_flags(places, {**BASE, "force": True}).config.force
 
 
 def test_folders_and_checkpoints(places: Path, tmp_path: Path) -> None:
@@ -488,7 +496,7 @@ def test_a_method_says_which_settings_change_nothing(name: str, options: dict[st
         made = job_of(name, options, sizes=(9, 6, 7, 5, 8, 6), rounds=3, **settings)
         while not made.finished:
             made.advance() if made.fed.round < made.config.rounds else made.finish()
-        return made.site.layout.tensors(made.evaluate()[3])
+        return made.site.layout.tensors(personal_rows(made))
 
     usual = models()
     for setting, value in USES.items():
