@@ -55,8 +55,9 @@ class CPFL(TunedAtTheEnd):
         "Members judge bodies under the common first head, on samples set aside for it; eq. 3 can be read as their "
         "training data: committee_data=train.",
         "When nothing passes, which the paper leaves open, tau falls to the round's lower bound: on_empty.",
-        "Seats go by contribution (Algorithm 3, line 8) to those who passed this round, then to those who ever did "
-        "(section 4.3: the verified); if these are too few, to old members, then to others.",
+        "Algorithm 3, line 8, seats the clients with the highest contributions, section 4.3 those of them who are "
+        "verified: here those who passed this round come first, then those who ever did, then old members, then "
+        "others, each by contribution.",
         "The first tau, the size of the committee and alpha are not printed: 0, a tenth of the clients and 0.5 are "
         "FedKin's. score=balanced and vote=median are FedKin's too.",
     )
