@@ -788,7 +788,8 @@ def test_numbers_are_counted_by_the_rule_that_the_page_states() -> None:
     found = compare.count(compare.distinct([record]))
     wanted = {"chosen": 2, "nothing": 1, "chance": 1, "few": 1, "older": 1, "strict": 5, "sound": 6}
     assert found == compare.Count(compared=13, close=11, **wanted)
-    assert render.in_short([record]).startswith("11 of 13 numbers within two points of the papers; 5 of these count")
+    said = "11 of 13 numbers close to the papers' (two points, or a fifth of what is no percentage); 5 of these count"
+    assert render.in_short([record]).startswith(said)
 
 
 def test_a_loss_that_does_not_occur_is_told_from_a_small_one() -> None:
@@ -937,6 +938,20 @@ def test_a_claim_tests_what_its_words_say() -> None:
     found = {v["says"]: v["holds"] for v in compare.verdicts(flips)}
     assert [holds for says, holds in found.items() if says.startswith("with the paper's score")] == [False, False]
     assert [holds for says, holds in found.items() if says.startswith("with FedKin's balanced")] == [True, True]
+
+
+def test_a_claim_says_that_its_numbers_are_older_than_a_change(mini: Paper) -> None:
+    record = filled(mini, {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 60.0})
+    told = "of numbers made before a change that can move them"
+    assert compare.verdicts(record)[0]["older"] == 0
+    assert told not in render.markdown(record)
+    for row in ("FedAvg", "Ditto"):  # either side of the comparison
+        cells = [{**c, "since": ["steps are longer"]} if c["row"] == row else c for c in record["cells"]]
+        changed = {**record, "cells": cells}
+        assert compare.verdicts(changed)[0]["older"] == 1
+        assert f"1 {told} (†)" in " ".join(render.markdown(changed).split())
+    for verdict in compare.verdicts(render.read(ROOT / "results" / "claims" / "c-pfl-flips.json")):
+        assert verdict["older"] == 1, verdict["says"]
 
 
 def test_a_claim_that_is_known_not_to_hold_says_what_came_out(tmp_path: Path) -> None:

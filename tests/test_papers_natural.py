@@ -72,6 +72,18 @@ def test_of_methods_that_are_level_the_simplest_is_taken_first() -> None:
     assert natural.plainly([record()]) == ""
 
 
+def test_where_the_advice_rests_on_a_rate_of_its_own_it_says_so() -> None:
+    ahead = record(FedAvg_FT=[90.0, 91.0], CO_PFL=[95.0, 96.1])
+    behind = record(FedAvg_FT=[90.0, 91.0], PFedCS=[95.0, 96.1], CO_PFL=[70.0, 71.0])
+    second = record(FedAvg_FT=[90.0, 91.0], PFedCS=[95.0, 96.1], CO_PFL=[92.0, 93.0])
+    assert [natural.RATES in natural.said(r) for r in (ahead, behind, second)] == [True, False, True]
+    assert natural.RATES in natural.plainly([behind])  # the overview names the best of all
+    assert natural.RATES not in natural.plainly([record(FedAvg_FT=[90.0, 91.0], PFedCS=[95.0, 96.1])])
+    tables = load_paper(NATURAL).tables[:3]
+    own = {cell.row for t in tables for cell in t.cells for c in cell.variants if "lr" in c.options}
+    assert own == {natural.OWN_RATE}
+
+
 def test_all_methods_are_compared_under_the_same_conditions() -> None:
     paper = load_paper(NATURAL)
     assert [t.name for t in paper.tables if t.kind == "comparison"] == ["ucihar", "wisdm51", "mnist"]

@@ -439,19 +439,20 @@ def _sign(x: float) -> int:
 
 def verdicts(record: Record) -> list[dict[str, Any]]:
     """Each check of the table: in how many of its comparisons it holds, where it does not, and how many of them are at
-    one seed (`single`), between models judged at different points (`mixed`) or of a reading chosen after measuring
-    (`chosen`)."""
+    one seed (`single`), between models judged at different points (`mixed`), of a reading chosen after measuring
+    (`chosen`) or of numbers made before a change that can move them (`older`)."""
     return [_verdict(record, check) for check in record["checks"]]
 
 
 def _verdict(record: Record, check: Mapping[str, Any]) -> dict[str, Any]:
-    held, broken, level, unknown_, single, mixed, chosen = 0, [], 0, 0, 0, 0, 0
+    held, broken, level, unknown_, single, mixed, chosen, older = 0, [], 0, 0, 0, 0, 0, 0
     for place, left, right in _compared(record, check):
         if left["ours"] is None or (right is not None and right["ours"] is None):
             unknown_ += 1
             continue
         single += min(len(c["seeds"]) for c in (left, right or left)) == 1
         chosen += any(c["reading"] for c in (left, right or left))
+        older += any(bool(c.get("since")) for c in (left, right or left))
         mixed += right is not None and left["judged"] != right["judged"]
         if _holds(check, left, right):
             held += 1
@@ -460,7 +461,7 @@ def _verdict(record: Record, check: Mapping[str, Any]) -> dict[str, Any]:
             level += right is not None and not check["by"] and _level(left, right)
     tested = held + len(broken)
     return {"says": check["says"], "held": held, "of": tested, "unknown": unknown_, "broken": broken,
-            "level": level, "single": single, "mixed": mixed, "chosen": chosen,
+            "level": level, "single": single, "mixed": mixed, "chosen": chosen, "older": older,
             "holds": None if not tested else not broken, "found": check.get("found", "")}  # fmt: skip
 
 

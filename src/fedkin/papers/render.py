@@ -211,6 +211,7 @@ def _limits(verdict: dict[str, Any]) -> list[str]:
     """What takes away from a verdict."""
     said = ((verdict["single"], "at one seed"), (verdict["mixed"], "between different evaluation points"),
             (verdict["chosen"], "under a reading chosen after measuring"),
+            (verdict["older"], f"of numbers made before a change that can move them ({DAGGER})"),
             (verdict["unknown"], "not measured"))  # fmt: skip
     return [f"{number_} {text}" for number_, text in said if number_]
 
@@ -564,8 +565,8 @@ def _headline(records: Sequence[Record], total: dict[str, int]) -> list[str]:
         "what counts as close, there is something to reproduce, and nothing that can move it has changed in FedKin "
         "since.",
         f"The other {found.close - found.strict} close ones: {found.chosen} under a reading chosen after measuring "
-        f"because it fits; {found.nothing + found.chance} that reproduce nothing ({found.nothing} losses of a point or "
-        f"more in the paper that do not occur here, {found.chance} means close by chance, of seeds that are too far "
+        f"because it fits; {found.nothing + found.chance} that reproduce nothing ({found.nothing} losses of more than "
+        f"a point in the paper that do not occur here, {found.chance} means close by chance, of seeds that are too far "
         f"apart); {found.few} with fewer than three seeds; {found.older} made before a change in FedKin that can move "
         f"them ({DAGGER}).{_rates(cells)}",
         f"{told} of the {found.compared - found.close} numbers that are not close have a note below their table: what "
@@ -591,10 +592,11 @@ def _share(part: int, whole: int) -> str:
 def in_short(records: Sequence[Record]) -> str:
     """The same in half a sentence, as the README says it."""
     found = count(distinct([r for r in records if r["kind"] == "table"]))
-    return (f"{found.close} of {found.compared} numbers within two points of the papers; {found.strict} of these "
-            f"count strictly (reading fixed beforehand, three seeds, small spread), {found.chosen} are under a "
-            f"reading chosen because it fits, {found.nothing + found.chance} reproduce nothing, {found.few} have fewer "
-            f"than three seeds, {found.older} were made before a change that can move them")  # fmt: skip
+    return (f"{found.close} of {found.compared} numbers close to the papers' (two points, or a fifth of what is no "
+            f"percentage); {found.strict} of these count strictly (reading fixed beforehand, three seeds, small "
+            f"spread), {found.chosen} are under a reading chosen because it fits, {found.nothing + found.chance} "
+            f"reproduce nothing, {found.few} have fewer than three seeds, {found.older} were made before a change that "
+            "can move them")  # fmt: skip
 
 
 def _by_paper(records: Sequence[Record]) -> list[str]:
