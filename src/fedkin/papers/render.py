@@ -499,9 +499,10 @@ def results_page(records: Sequence[Record]) -> str:
         lines.append("")
     if federations:
         lines += [f"## {federations[0]['paper_title']}", "",
-                  wrapped("The papers deal one data set to clients by classes. Where clients are people as they come, "
-                          "which method to take is another question: all methods, at both points of evaluation, are "
-                          "in [docs/natural.md](docs/natural.md)."), "", *natural.overview(federations), "",
+                  wrapped("Most of the papers' tables deal one data set to clients by classes. Where clients are "
+                          "people as they come, which method to take is another question: all methods, at both points "
+                          "of evaluation, are in [docs/natural.md](docs/natural.md)."), "",
+                  *natural.overview(federations), "",
                   *_sentence(natural.plainly(federations))]  # fmt: skip
     for paper in dict.fromkeys(r["paper"] for r in (*tables, *claims)):
         mine = [r for r in records if r["paper"] == paper]
