@@ -21,6 +21,7 @@ from fedkin.errors import FedKinError
 
 MAX_REPLY_BYTES = 2 << 30
 NOT_FINITE = "values that are not finite"  # in the reason of a reply that is refused for it
+MOST_NAMES = 20  # that a client made up, in a sentence
 
 
 class Clients(Sequence[int]):
@@ -86,6 +87,9 @@ class Masked:
 
 Reply = Mapping[str, Tensor | Masked]
 """What a client function returns: named tensors, the first axis running over clients."""
+
+Spec = dict[str, tuple[tuple[int, ...], torch.dtype, bool]]
+"""Shape, type and whether it comes under a mask, of every tensor that one client sends."""
 
 
 def wire_bytes(value: object) -> int:
@@ -229,8 +233,8 @@ class Noted:
 class Engine(Protocol):
     """Carries out an `ask`: runs `function` for these clients where their data are.
 
-    Returns stacked replies for the clients that answered, odd replies (other names or shapes than the rest) one by
-    one, and the reason for each client that did not answer."""
+    Returns stacked replies for the clients that answered, replies that do not look right one by one, and the reason
+    for each client that did not answer. An engine whose replies come from elsewhere says what is `right`."""
 
     def call(
         self, ids: keys.I64, function: str, message: Mapping[str, object], round: int
@@ -244,6 +248,7 @@ class Answer:
     odd: dict[int, Reply] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)  # of each client, where an engine knows
+    right: Spec | None = None  # what every reply must look like; None: what is stacked here was made by trusted code
 
 
 Tamper = Callable[[keys.I64, str, Mapping[str, object], Answer, int], Answer]
@@ -285,13 +290,13 @@ class Federation:
         self.round = 0
         self.rounds = 1
         self.removed: dict[int, int] = {}  # client -> round
+        self.why_removed: dict[int, str] = {}  # of those whom not the method removed
         self.failures: list[Failure] = []
         self.exchanges: list[Exchange] = []
         self.notes: list[Note] = []
         self.watcher: Watcher | None = None
         self.watching = 0.0  # seconds the watcher has taken
         self.stop_on_failure = False
-        self._right: dict[object, Spec] = {}  # what a majority has answered to a kind of message
 
     @property
     def all(self) -> Clients:
@@ -302,9 +307,11 @@ class Federation:
         """All clients that have not been removed."""
         return self.all - list(self.removed)
 
-    def remove(self, clients: Sequence[int]) -> None:
-        """Never ask these again."""
+    def remove(self, clients: Sequence[int], why: str | None = None) -> None:
+        """Never ask these again. `why`: where it is not the method's own judgement."""
         for client in clients:
+            if why is not None and int(client) not in self.removed:
+                self.why_removed[int(client)] = why
             self.removed.setdefault(int(client), self.round)
 
     def note(self, name: str, value: Any) -> None:
@@ -318,7 +325,7 @@ class Federation:
             "failures": [astuple(f) for f in self.failures],
             "exchanges": [astuple(e) for e in self.exchanges],
             "notes": [(n.round, n.name, n.value) for n in self.notes],
-            "right": dict(self._right),
+            "why_removed": dict(self.why_removed),
             "average": self._average.state() if hasattr(self._average, "state") else None,
         }
 
@@ -327,7 +334,7 @@ class Federation:
         self.failures = [Failure(*f) for f in state["failures"]]
         self.exchanges = [Exchange(*e) for e in state["exchanges"]]
         self.notes = [Note(*n) for n in state["notes"]]
-        self._right = dict(state["right"])
+        self.why_removed = dict(state.get("why_removed", {}))
         if hasattr(self._average, "restore") and state["average"] is not None:  # a rule with a memory
             self._average.restore(state["average"])
 
@@ -347,22 +354,20 @@ class Federation:
         begin = time.perf_counter()
         down = sum((_bytes_down(v, len(ids)) for v in message.values()), np.zeros(len(ids), np.int64))
         dropped = self._faults.draw("drop", self._faults.drop, ids, self.round, phase)
-        answer = Answer(ids[:0])
+        answer, right = Answer(ids[:0]), Spec()
         working = ids[~dropped]
         if len(working):
             mine = {k: Each(v.rows[torch.from_numpy(~dropped)]) if isinstance(v, Each) and dropped.any() else v
                     for k, v in message.items()}  # fmt: skip
             answer = self._engine.call(working, phase, mine, self.round)
+            right = spec_of(answer.replies) if answer.right is None else answer.right
             if self._tamper is not None:
                 answer = self._tamper(working, phase, mine, answer, self.round)
         late = self._faults.draw("straggle", self._faults.straggle, ids, self.round, phase)
         reasons = dict(answer.failed)
         reasons |= {int(c): "dropped out" for c in ids[dropped]}
         reasons |= {int(c): "reply came too late" for c in ids[late & ~dropped]}
-        kind = (phase, tuple((k, _kind(v)) for k, v in message.items()))
-        kept, bad = gate(answer, self._right.get(kind))
-        if len(kept.ids) > max(1, len(kept.odd)):  # two at least, and more than disagree
-            self._right[kind] = _spec(kept.replies)
+        kept, bad = gate(answer, right)
         reasons |= {c: why for c, why in bad.items() if c not in reasons}
         failures = [Failure(client, self.round, phase, str(reason)) for client, reason in sorted(reasons.items())]
         self.failures += failures
@@ -426,10 +431,6 @@ def _unpack(answer: Answer, good: np.ndarray[Any, Any]) -> tuple[dict[str, Tenso
     return values, masks, up
 
 
-Spec = dict[str, tuple[tuple[int, ...], torch.dtype, bool]]
-"""Shape, type and whether it comes under a mask, of every tensor that one client sends."""
-
-
 class NotFinite(str):
     """Why a reply was refused, where it is that its values are not finite."""
 
@@ -437,15 +438,14 @@ class NotFinite(str):
 def gate(answer: Answer, right: Spec | None = None) -> tuple[Answer, dict[int, str]]:
     """The right names, shapes and types, finite, within the size limit; otherwise the client failed, and here is why.
 
-    What is right is what the largest group of identical replies looks like; engines deliver that group stacked. A
-    group of one has no say where it is known from before what is `right`."""
-    bad: dict[int, str] = {}
-    expected = _spec(answer.replies)
-    if right is not None and len(answer.ids) < 2 and expected != right:
-        bad = dict.fromkeys(answer.ids.tolist(), _difference(expected, right))
-        expected = right
-    for client, reply in answer.odd.items():
-        bad[client] = _difference(_spec(reply, stacked=False), expected)
+    What is `right` is known before anybody may have changed a reply, and never learnt from replies of who knows whom;
+    None: trusted code has just made these."""
+    right = spec_of(answer.replies) if right is None else right
+    bad = {client: difference(spec_of(reply, stacked=False), right) for client, reply in answer.odd.items()}
+    stacked = spec_of(answer.replies)
+    if stacked != right:
+        bad |= dict.fromkeys(answer.ids.tolist(), difference(stacked, right))
+        return Answer(answer.ids[:0]), bad
     for name, value in answer.replies.items():
         tensor = value.values if isinstance(value, Masked) else value
         size = tensor[0].numel() * tensor.element_size() if len(tensor) else 0
@@ -462,23 +462,22 @@ def gate(answer: Answer, right: Spec | None = None) -> tuple[Answer, dict[int, s
     return answer, bad
 
 
-def _kind(value: object) -> object:
-    """What a reply's shape may depend on: a message's shapes, not what is in it."""
-    tensor = value.rows[0] if isinstance(value, Each) and len(value.rows) else value
-    return (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, Tensor) else type(value).__name__
-
-
-def _spec(reply: Reply, stacked: bool = True) -> Spec:
+def spec_of(reply: Reply, stacked: bool = True) -> Spec:
+    """What one client's reply looks like; `stacked`: the first axis runs over clients."""
     tensors = {k: v.values if isinstance(v, Masked) else v for k, v in reply.items()}
     return {k: (tuple(t.shape[stacked:]), t.dtype, isinstance(reply[k], Masked)) for k, t in tensors.items()}
 
 
-def _difference(sent: Spec, right: Spec) -> str:
+def difference(sent: Spec, right: Spec) -> str:
+    """What is wrong with a reply, in words."""
     if set(sent) != set(right):
-        return f"sent {sorted(sent)} instead of {sorted(right)}"
-    for name, (shape, dtype, _) in sent.items():
+        return f"sent {sorted(sent)[:MOST_NAMES]} instead of {sorted(right)}"
+    for name, (shape, dtype, masked) in sent.items():
         if shape != right[name][0]:
             return f"{name!r} has shape {list(shape)} instead of {list(right[name][0])}"
         if dtype != right[name][1]:
             return f"{name!r} is {dtype} instead of {right[name][1]}"
+        if masked != right[name][2]:
+            return f"{name!r} comes {'under a' if masked else 'without its'} mask"
     return "odd reply"
+
