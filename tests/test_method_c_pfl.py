@@ -595,7 +595,7 @@ def test_everybody_silent_changes_nothing() -> None:
     before, committee = server(run).body.clone(), server(run).committee
     run.advance()
     assert torch.equal(before, server(run).body)
-    assert server(run).committee == committee
+    assert not set(server(run).committee) & set(committee)  # others get to train
     assert server(run).tau == 0
 
 

@@ -83,7 +83,8 @@ class CPFL(TunedAtTheEnd):
         fed.note("committee", committee.ids.tolist())
         trainers = cohort if self.options.committee_trains else cohort - committee
         replies = fed.ask(trainers, self.train, body=self.body)
-        if not len(replies):
+        if not len(replies):  # no trainer is there: let others train
+            self.committee = by_lot(fed, self.size, avoid=self.committee)
             return
         scores = self.scores(fed, committee, replies)
         accepted = self.qualified(fed, scores)
