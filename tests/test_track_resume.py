@@ -301,14 +301,77 @@ def test_with_no_sound_checkpoint_it_begins_again(tmp_path: Path) -> None:
     assert run.table("rounds")["round"] == [1, 2, 3, 4, 5]
 
 
-def test_a_damaged_database_begins_again(tmp_path: Path) -> None:
-    whole = alone("ditto", **TINY)
-    run = interrupted(tmp_path)
-    (run.path / "metrics.sqlite").write_bytes(b"no database at all" * 100)
+@pytest.mark.parametrize("damage", ["garbage", "gone", "page", "empty", "table"])
+def test_damaged_metrics_are_written_anew(damage: str, tmp_path: Path) -> None:
+    """What the checkpoint remembers is there again; of single clients, what the file still gives."""
+    whole = api.run("fedavg", **TINY, drop=0.3, runs_dir=str(tmp_path / "whole"))
+    run = interrupted(tmp_path / "torn", "fedavg", drop=0.3)
+    path = run.path / "metrics.sqlite"
+    if damage == "garbage":
+        path.write_bytes(b"no database at all" * 100)
+    elif damage == "gone":
+        path.unlink()
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "table":
+        with sqlite3.connect(path) as base:
+            base.execute("DROP TABLE notes")
+        base.close()
+    else:  # one page, of the clients' own rows, which reading how far the tables go does not touch
+        with sqlite3.connect(path) as base:
+            (page,) = base.execute("SELECT rootpage FROM sqlite_master WHERE name='clients'").fetchone()
+            (size,) = base.execute("PRAGMA page_size").fetchone()
+        base.close()
+        torn = bytearray(path.read_bytes())
+        torn[(page - 1) * size : page * size] = b"\xff" * size
+        path.write_bytes(torn)
     said: list[str] = []
     same(whole, runs.resume(run, say=said.append))
     assert "metrics database is damaged" in said[0]
-    assert run.table("rounds")["round"] == [1, 2, 3, 4, 5]
+    assert "as the checkpoint remembers them" in said[1]
+    assert "resumed after round 4" in (run.path / "log.txt").read_text()  # nothing is done twice
+    ours, theirs = tables(run), tables(RunFolder.open(str(whole.run)))
+    for name in ("rounds", "exchanges", "notes"):
+        assert ours[name] == theirs[name], name
+    key = [sorted(zip(*t["events"].values(), strict=True)) for t in (ours, theirs)]
+    assert key[0] == key[1]
+    assert ours["clients"]["round"][-3:] == [5, 5, 5]
+    if damage == "table":
+        assert ours["clients"] == theirs["clients"]
+    with sqlite3.connect(path) as base:
+        assert base.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    base.close()
+
+
+def frozen(run: RunFolder) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in run.path.rglob("*") if p.is_file() and p.name != "log.txt"}
+
+
+@pytest.mark.parametrize("how", ["run", "width", "clients", "name", "method"])
+def test_a_checkpoint_that_does_not_fit_is_named_and_nothing_changes(how: str, tmp_path: Path) -> None:
+    run = interrupted(tmp_path)
+    folder, device, samples = run.path / "checkpoints", torch.device("cpu"), np.ones(6, np.int64)
+    for name in checkpoint.names(folder):
+        state = checkpoint.load(folder, name, device, samples)
+        job = state["job"]
+        if how == "run":
+            state["run"] = "another"
+        elif how == "width":
+            job["method"]["model"] = torch.zeros(3)
+        elif how == "clients":
+            job["losses"] = job["losses"][:2]
+        elif how == "name":
+            job["method"]["__class__"] = 1
+        else:
+            del job["method"]
+        checkpoint.save(folder, name, state["job"]["round"], state)
+    before = frozen(run)
+    words = {"run": "of run 'another'", "width": r"'model' is \[3\] where this run has", "clients": "is of 2 clients",
+             "name": "'__class__'", "method": "KeyError"}  # fmt: skip
+    with pytest.raises(DataError, match=words[how]) as error:
+        runs.resume(run)
+    assert "nothing was changed" in str(error.value)
+    assert frozen(run) == before
 
 
 def test_a_checkpoint_ahead_of_its_database_is_passed_over(tmp_path: Path) -> None:

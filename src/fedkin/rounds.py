@@ -117,6 +117,12 @@ class RoundRecord:
     evaluating: float = math.nan
     writing: float = math.nan  # up to the round before
     wall: float = math.nan
+    judged: int = 0  # clients that the accuracy is of
+    judgeable: int = 0  # and that it should be of: where clients are elsewhere, some may not have answered
+
+    @property
+    def covers_all(self) -> bool:
+        return self.judged >= self.judgeable
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RoundRecord:
@@ -367,6 +373,7 @@ class Job:
         accuracy, test_loss = self._measure()
         watched = self._counted
         exchanges, losses = self.fed.exchanges, self.engine.losses.numpy()[watched]
+        judged = 0 if self.measured is None else int((self.measured.count[watched] > 0).sum())
         record = RoundRecord(
             round=self.fed.round,
             accuracy=accuracy,
@@ -382,9 +389,15 @@ class Job:
             client_steps=self.site.chooser.client_steps,
             **{part: self.clock.parts[part] for part in ("training", "evaluating", "writing")},
             wall=self.clock.wall,
+            judged=judged,
+            judgeable=self.judgeable(judged),
         )
         self.history.append(record)
         return record
+
+    def judgeable(self, judged: int) -> int:
+        """Clients that an accuracy should be of; in one process, those that it is of."""
+        return judged
 
     def evaluate(self, engine: LocalEngine | None = None) -> tuple[Any, Any, Any]:
         """Correct answers, test samples and mean loss of every client's personal model.
@@ -546,7 +559,7 @@ class Job:
             remarks.append(f"diverged: {diverged}")
         elif not attacked and at_chance(self.history[-1], classes, chance):
             remarks.append(f"accuracy is no more than {GUESSING} ({chance:.2f} %): no sign of learning yet")
-        best = max(self.history, key=lambda r: (r.accuracy.micro, -r.round))
+        best = max(comparable(self.history), key=lambda r: (r.accuracy.micro, -r.round))
         return Result(
             method=self.config.method, options=self.options, seed=self.config.seed, config=self.config,
             accuracy=self.history[-1].accuracy, best=best, history=self.history, per_client=per_client,
@@ -557,6 +570,13 @@ class Job:
             times=dict(self.clock.parts),
             memory=footprint.memory_facts(self.prepared.needed, self.site.source.device),
         )  # fmt: skip
+
+
+def comparable(history: Sequence[RoundRecord]) -> list[RoundRecord]:
+    """The records whose accuracy is of everybody; if there is none, those that come closest. One that leaves the
+    weakest out would look best."""
+    most = max(1.0 if r.covers_all else r.judged / r.judgeable for r in history)
+    return [r for r in history if (1.0 if r.covers_all else r.judged / r.judgeable) >= most]
 
 
 def prepare(

@@ -59,13 +59,18 @@ def pace(record: RoundRecord, before: RoundRecord | None = None) -> float:
     return steps / seconds if seconds > 0 else 0.0
 
 
+def coverage(record: RoundRecord) -> str:
+    """Of how many clients an accuracy is, where not of all."""
+    return "" if record.covers_all else f" ({record.judged} of {record.judgeable} clients)"
+
+
 def round_line(
     record: RoundRecord, rounds: int, accuracy: str = "accuracy", before: RoundRecord | None = None
 ) -> str:
     """One round as a plain line for logs; `accuracy`: what to call it; `before`: the record before."""
     name = "final tuning" if record.final else f"round {record.round}/{rounds}"
     return (
-        f"{name}  loss {record.train_loss:.4f}  {accuracy} {percent(record.accuracy.macro)}  "
+        f"{name}  loss {record.train_loss:.4f}  {accuracy} {percent(record.accuracy.macro)}{coverage(record)}  "
         f"worst decile {percent(record.accuracy.worst_decile)}  down {size(record.bytes_down)}  "
         f"up {size(record.bytes_up)}  failed {record.failed}  removed {record.removed}  {seconds(record.wall)}  "
         f"{pace(record, before):.0f} steps/s  {size(resident())}"

@@ -158,6 +158,9 @@ def _hostility(result: Result) -> dict[str, str]:
         words = {"personal": "personal models take {} of the triggered test samples of other classes for the target",
                  "global": "the common model {}"}  # fmt: skip
         facts["backdoor"] = ", ".join(words[k].format(_share(v / 100)) for k, v in taken.items() if v is not None)
+    partly = [r for r in result.history if not r.covers_all]
+    if partly:
+        facts["judged"] = _partly(result.history[-1].judged, result.history[-1].judgeable, len(partly))
     if result.failures:
         of_bad = sum(f.client in bad for f in result.failures)
         facts["failures"] = f"{len(result.failures)}" + (f", {of_bad} of them of malicious clients" if bad else "")
@@ -174,6 +177,11 @@ def _names(result: Result, clients: Iterable[int], counts: Mapping[int, tuple[in
         words.append(f"{word} {counts[client][0]}/{counts[client][1]}" if counts else word)
     more = len(listed) - len(words)
     return ", ".join(words) + (f" and {more} more" if more > 0 else "")
+
+
+def _partly(judged: int, judgeable: int, rounds: int) -> str:
+    return (f"{judged} of {judgeable} clients in the last round; in {rounds} rounds not all answered, which are not "
+            "compared for the best")  # fmt: skip
 
 
 def _share(value: float) -> str:

@@ -179,6 +179,7 @@ def _facts(folder: RunFolder) -> dict[str, str]:
         "versions": f"{versions}, {env.get('platform')}",
         "git": revision,
         "malicious": _names(info, info.malicious),
+        "judged": _judged(info),
         "removed": _by_round(info, folder.events("removed")),
         "failures": _failures(info, folder.events("failed")),
         "notes": "; ".join(map(str, (info.result or {}).get("remarks") or [])),
@@ -192,10 +193,21 @@ def _names(info: RunInfo, clients: list[int]) -> str:
 
 
 def _by_round(info: RunInfo, events: list[dict[str, Any]]) -> str:
-    rounds: dict[int, list[int]] = {}
+    rounds: dict[tuple[int, str], list[int]] = {}
     for event in events:
-        rounds.setdefault(event["round"], []).append(event["client"])
-    return "; ".join(f"round {r}: {_names(info, clients)}" for r, clients in rounds.items())
+        why = "" if event["reason"] == f"by {info.method}" else f" ({event['reason']})"
+        rounds.setdefault((event["round"], why), []).append(event["client"])
+    return "; ".join(f"round {r}: {_names(info, clients)}{why}" for (r, why), clients in rounds.items())
+
+
+def _judged(info: RunInfo) -> str:
+    """Of how many clients the last accuracy is, where not of all."""
+    found = info.result or info.progress or {}
+    judged, of, partly = (found.get(k) for k in ("judged", "judgeable", "partly_judged"))
+    if not isinstance(judged, int) or not isinstance(of, int) or (judged >= of and not partly):
+        return ""
+    rounds = f"; in {partly} rounds not all answered, which are not compared for the best" if partly else ""
+    return f"{judged} of {of} clients when last evaluated{rounds}"
 
 
 def _failures(info: RunInfo, events: list[dict[str, Any]]) -> str:

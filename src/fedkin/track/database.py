@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -99,6 +100,14 @@ class Database:
             raise
         self._waiting.clear()
 
+    def check(self) -> None:
+        """An error if the file is damaged anywhere, not only where one happens to read."""
+        found = self._base.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise sqlite3.DatabaseError(str(found).splitlines()[-1])
+        for table in TABLES:
+            self._base.execute(f"SELECT 1 FROM {table} LIMIT 1")
+
     def marks(self) -> dict[str, int]:
         """How far each table is written: what a checkpoint remembers."""
         return {t: self._base.execute(f"SELECT coalesce(max(rowid), 0) FROM {t}").fetchone()[0] for t in TABLES}
@@ -113,6 +122,39 @@ class Database:
 
     def close(self) -> None:
         self._base.close()
+
+
+def salvage(path: Path, table: str) -> list[tuple[Any, ...]]:
+    """The rows of a damaged file's table up to the first that cannot be read."""
+    rows: list[tuple[Any, ...]] = []
+    try:
+        base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BRIEF)
+        try:
+            base.execute("PRAGMA trusted_schema=OFF")
+            rows.extend(base.execute(f"SELECT {', '.join(TABLES[table])} FROM {table} ORDER BY rowid"))
+        finally:
+            base.close()
+    except (sqlite3.Error, UnicodeDecodeError, OverflowError):
+        pass
+    return rows
+
+
+def rewrite(path: Path, tables: Mapping[str, Iterable[Sequence[Any]]]) -> dict[str, int]:
+    """A new file with these rows in place of what is there; where its tables end."""
+    fresh = path.with_name(f".{path.name}.tmp")
+    fresh.unlink(missing_ok=True)
+    create(fresh)
+    base = Database(fresh)
+    try:
+        for table, rows in tables.items():
+            base.add(table, rows)
+        base.commit()
+        marks = base.marks()
+    finally:
+        base.close()
+    os.replace(fresh, path)
+    Path(f"{path}-journal").unlink(missing_ok=True)
+    return marks
 
 
 def _plain(value: Any) -> Any:

@@ -317,7 +317,7 @@ class RunFolder:
         ]  # fmt: skip
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """What befell clients: "failed", "removed", "rejected" or "left_out"."""
+        """What befell clients: "failed", "removed", "rejected", "left_out" or "unjudged"."""
         found = self.table("events", {"kind": kind})
         return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
 

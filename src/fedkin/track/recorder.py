@@ -27,7 +27,7 @@ import torch
 from fedkin import __version__, plugins
 from fedkin.config import Config
 from fedkin.errors import FedKinError, UsageError
-from fedkin.federation import Exchange, Failure, Traffic
+from fedkin.federation import Exchange, Failure, Note, Traffic
 from fedkin.models import MODELS
 from fedkin.rounds import Job, Result, RoundRecord
 from fedkin.track import checkpoint, database
@@ -119,8 +119,7 @@ class Recorder:
         at, phase = min(exchange.round + 1, self._rounds), exchange.phase
         self._exchanges += 1
         number = self._exchanges
-        self.base.add("exchanges", [(number, at, phase, exchange.asked, exchange.answered, exchange.bytes_down,
-                                     exchange.bytes_up, exchange.seconds)])  # fmt: skip
+        self.base.add("exchanges", [exchange_row(number, exchange, self._rounds)])
         each = zip(traffic.clients.tolist(), traffic.bytes_down, traffic.bytes_up, traffic.seconds, strict=True)
         self.base.add("traffic", [(at, phase, number, *row) for row in each])
         self.base.add("events", [(at, phase, f.client, "failed", f.reason) for f in failures])
@@ -146,21 +145,18 @@ class Recorder:
     def _gather(self, job: Job, record: RoundRecord | None) -> None:
         fed, base, last = job.fed, self.base, self._rounds
         for note in fed.notes[self._notes :]:
-            at = min(note.round + 1, last)
-            base.add("notes", [(at, note.name, json.dumps(plain(note.value)))])
-            base.add("events", [(at, "", *found) for found in verdicts(note.name, note.value)])
+            base.add("notes", [note_row(note, last)])
+            base.add("events", verdict_rows(note, last))
         self._notes = len(fed.notes)
         for client, round in list(fed.removed.items())[self._removed :]:
-            base.add("events", [(min(round + 1, last), "", client, "removed", f"by {job.config.method}")])
-            self.log(f"round {min(round + 1, last)}: client {self._names[client]} removed for good")
+            base.add("events", [removal_row(job, client, round)])
+            self.log(f"round {min(round + 1, last)}: client {self._names[client]} removed for good: "
+                     f"{removal_row(job, client, round)[-1]}")  # fmt: skip
         self._removed = len(fed.removed)
         if record is None or job.measured is None:
             return
-        a, final = record.accuracy, int(record.final)
-        base.add("rounds", [(record.round, final, a.micro, a.macro, a.worst_decile, a.std, record.test_loss,
-                             record.train_loss, record.bytes_down, record.bytes_up, record.seconds,
-                             record.participants, record.failed, record.removed, record.client_steps, record.training,
-                             record.evaluating, record.writing, record.wall)])  # fmt: skip
+        final = int(record.final)
+        base.add("rounds", [round_row(record)])
         with np.errstate(invalid="ignore", divide="ignore"):
             each = 100.0 * job.measured.correct / job.measured.count
         columns = (a.tolist() for a in (job.measured.correct, job.measured.count, each, job.measured.loss))
@@ -174,7 +170,8 @@ class Recorder:
         name = "final" if job.finished else f"round-{job.fed.round:06d}"
         folder = self.folder / CHECKPOINTS
         with writing(folder / name):
-            size = checkpoint.save(folder, name, job.fed.round, {"job": job.state(), "marks": self.base.marks()})
+            state = {"job": job.state(), "marks": self.base.marks(), "run": self._raw.get("id")}
+            size = checkpoint.save(folder, name, job.fed.round, state)
         self.log(f"checkpoint {name}, {size} bytes")
 
     # ------------------------------------------------------------ status
@@ -336,6 +333,49 @@ def git_state(folder: str) -> dict[str, Any] | None:
     return {"revision": revision, "dirty": None if changes is None else bool(changes)}
 
 
+# ---------------------------------------------------------------- rows of the tables
+
+
+def round_row(record: RoundRecord) -> tuple[Any, ...]:
+    a = record.accuracy
+    return (record.round, int(record.final), a.micro, a.macro, a.worst_decile, a.std, record.test_loss,
+            record.train_loss, record.bytes_down, record.bytes_up, record.seconds, record.participants, record.failed,
+            record.removed, record.client_steps, record.training, record.evaluating, record.writing,
+            record.wall)  # fmt: skip
+
+
+def exchange_row(number: int, exchange: Exchange, last: int) -> tuple[Any, ...]:
+    return (number, min(exchange.round + 1, last), exchange.phase, exchange.asked, exchange.answered,
+            exchange.bytes_down, exchange.bytes_up, exchange.seconds)  # fmt: skip
+
+
+def note_row(note: Note, last: int) -> tuple[Any, ...]:
+    return min(note.round + 1, last), note.name, json.dumps(plain(note.value))
+
+
+def verdict_rows(note: Note, last: int) -> list[tuple[Any, ...]]:
+    return [(min(note.round + 1, last), "", *found) for found in verdicts(note.name, note.value)]
+
+
+def removal_row(job: Job, client: int, round: int) -> tuple[Any, ...]:
+    why = job.fed.why_removed.get(client, f"by {job.config.method}")
+    return min(round + 1, job.config.rounds), "", client, "removed", why
+
+
+def remembered(job: Job) -> dict[str, list[tuple[Any, ...]]]:
+    """The tables as far as the job itself remembers them: not how each client did in past rounds, nor its traffic."""
+    fed, last = job.fed, job.config.rounds
+    events = [(min(f.round + 1, last), f.phase, f.client, "failed", f.reason) for f in fed.failures]
+    events += [row for note in fed.notes for row in verdict_rows(note, last)]
+    events += [removal_row(job, client, round) for client, round in fed.removed.items()]
+    return {
+        "rounds": [round_row(r) for r in job.history],
+        "exchanges": [exchange_row(i, e, last) for i, e in enumerate(fed.exchanges, start=1)],
+        "notes": [note_row(note, last) for note in fed.notes],
+        "events": sorted(events, key=lambda row: row[0]),
+    }
+
+
 # ---------------------------------------------------------------- values
 
 
@@ -346,7 +386,8 @@ def now() -> str:
 def progress(record: RoundRecord) -> dict[str, Any]:
     return {"round": record.round, "final": record.final, "accuracy": asdict(record.accuracy),
             "train_loss": record.train_loss, "bytes": {"down": record.bytes_down, "up": record.bytes_up},
-            "seconds": record.seconds, "wall": record.wall, "removed": record.removed}  # fmt: skip
+            "seconds": record.seconds, "wall": record.wall, "removed": record.removed, "judged": record.judged,
+            "judgeable": record.judgeable}  # fmt: skip
 
 
 def outcome(result: Result) -> dict[str, Any]:
@@ -354,14 +395,17 @@ def outcome(result: Result) -> dict[str, Any]:
     full = result.to_dict()
     kept = ("accuracy", "best", "bytes", "seconds", "wall", "times", "removed", "detection", "backdoor", "ways",
             "remarks", "diverged", "memory")  # fmt: skip
-    done = {"failed": len(result.failures), "rounds_done": result.history[-1].round}
+    last = result.history[-1]
+    done = {"failed": len(result.failures), "rounds_done": last.round, "judged": last.judged,
+            "judgeable": last.judgeable, "partly_judged": sum(not r.covers_all for r in result.history)}  # fmt: skip
     return {**{k: full[k] for k in kept if k in full}, **done}
 
 
 def line(record: RoundRecord, rounds: int) -> str:
     name = "final tuning" if record.final else f"round {record.round}/{rounds}"
     a = record.accuracy
-    return (f"{name}: loss {record.train_loss:.4f}, accuracy {a.macro:.2f}, worst decile {a.worst_decile:.2f}, "
+    whose = "" if record.covers_all else f" ({record.judged} of {record.judgeable} clients)"
+    return (f"{name}: loss {record.train_loss:.4f}, accuracy {a.macro:.2f}{whose}, worst decile {a.worst_decile:.2f}, "
             f"failed {record.failed}, removed {record.removed}, {record.wall:.2f} s")  # fmt: skip
 
 
@@ -370,6 +414,8 @@ def verdicts(name: str, value: Any) -> list[tuple[int, str, str]]:
     if name == "used" and isinstance(value, Mapping):
         pairs = zip(value["clients"], value["used"], strict=True)
         return [(int(c), "left_out", "by the rule") for c, used in pairs if not used]
+    if name == "unjudged" and isinstance(value, Mapping):
+        return [(int(c), "unjudged", str(why)) for c, why in zip(value["clients"], value["reasons"], strict=True)]
     if name == "rejected" and isinstance(value, list):
         return [(int(c), "rejected", "by the method") for c in value]
     return []

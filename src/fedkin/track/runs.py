@@ -6,7 +6,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +26,9 @@ from fedkin.methods import METHODS
 from fedkin.rounds import Job, Listener, Result, RoundRecord, drive, prepare
 from fedkin.track import checkpoint, database
 from fedkin.track.catalogue import runs_folder
-from fedkin.track.checkpoint import DiskFull
+from fedkin.track.checkpoint import DiskFull, writing
 from fedkin.track.folder import CHECKPOINTS, METRICS, RunFolder
-from fedkin.track.recorder import Recorder, fingerprint, first_weights
+from fedkin.track.recorder import Recorder, fingerprint, first_weights, remembered
 from fedkin.track.sinks import Sinks
 
 Say = Callable[[str], None]
@@ -100,9 +100,10 @@ def resume(
     config = info.configuration(runs_dir=str(info.path.parent))
     with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder:
         job = prepare(config, **given, admitted=True)
-        _check_same(job, run)
+        check_same(job, run)
         _check_versions(run, tell)
-        marks = _restore(job, run, tell)
+        samples = np.array([len(p) for p in job.site.parts["train"]], np.int64)
+        marks = restore(job, run, tell, samples)
         if info.status == "finished":
             if not job.finished:
                 raise DataError(f"run {info.id!r} is finished, but the models in its last checkpoint are gone")
@@ -205,7 +206,8 @@ class Stop:
 # ---------------------------------------------------------------- back to where it was
 
 
-def _check_same(job: Job, run: RunFolder) -> None:
+def check_same(job: Job, run: RunFolder) -> None:
+    """An error that names what differs, unless this job is the one that the run is of."""
     before, now = run.info.prepared, job.prepared
     if before.get("split_hash") != now.split_hash:
         raise DataError(
@@ -232,45 +234,111 @@ def _check_versions(run: RunFolder, say: Say) -> None:
         say(f"other versions ({'; '.join(other)}): the result may differ in the last digits")
 
 
-def _restore(job: Job, run: RunFolder, say: Say) -> dict[str, int]:
-    """Put the job into the newest sound state there is; returns where its tables ended then."""
-    folder, device = run.path / CHECKPOINTS, job.site.source.device
-    samples = np.array([len(p) for p in job.site.parts["train"]], np.int64)
-    reached = _reached(run, say)
+def restore(job: Job, run: RunFolder, say: Say, samples: np.ndarray[Any, Any]) -> dict[str, int]:
+    """Put the job into the newest sound state there is; returns where its tables end then.
+
+    A damaged checkpoint is passed over for the one before it; a sound one that is not of this run is an error that
+    changes nothing in the folder. Metrics that are damaged, or behind every checkpoint, are written anew from what the
+    job remembers."""
+    folder, reached = run.path / CHECKPOINTS, _reached(run, say)
+    passed: list[str] = []  # damaged, or ahead of the metrics
+    ahead: str | None = None
     for name in checkpoint.names(folder):
         try:
-            state = checkpoint.load(folder, name, device, samples)
-            marks = {t: int(state["marks"][t]) for t in database.TABLES}
-            if any(reached[t] < marks[t] for t in marks):
-                raise DataError("the metrics database misses rows that it had then")
+            state = _load(job, folder, name, samples)
         except (DataError, KeyError, TypeError, ValueError) as error:
             say(f"checkpoint {name} is damaged ({error}): going back to the one before")
-            checkpoint.remove(folder, name)
+            passed.append(name)
             continue
-        try:
-            job.restore(state["job"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"checkpoint {name} does not fit this version ({error}): start a new run") from None
-        checkpoint.tidy(folder)
-        return marks
-    say("no sound checkpoint: starting again from the first round")
+        if reached is None or all(reached[t] >= state["marks"][t] for t in database.TABLES):
+            break
+        say(f"checkpoint {name} is ahead of the metrics database, which misses rows: going back to the one before")
+        ahead = ahead or name
+        passed.append(name)
+    else:
+        if ahead is None:
+            return _from_the_first_round(run, passed, reached is None, say)
+        state, reached = _load(job, folder, ahead, samples), None
+        passed.remove(ahead)
+    _put(job, run, state)
+    marks: dict[str, int] = state["marks"] if reached is not None else _repair(job, run, say)
+    for name in passed:
+        checkpoint.remove(folder, name)
     checkpoint.tidy(folder)
+    return marks
+
+
+def _load(job: Job, folder: Path, name: str, samples: np.ndarray[Any, Any]) -> dict[str, Any]:
+    state = checkpoint.load(folder, name, job.site.source.device, samples)
+    if not isinstance(state["job"], dict):
+        raise DataError("it holds no state")
+    return {**state, "name": name, "marks": {t: int(state["marks"][t]) for t in database.TABLES}}
+
+
+def _put(job: Job, run: RunFolder, state: dict[str, Any]) -> None:
+    """A sound state into the job it is of; an error that names what differs if it is of another."""
+    where, of = f"run {run.info.id!r} cannot go on from its checkpoint {state['name']}", state.get("run")
+    if of is not None and of != run.info.raw.get("id"):
+        raise DataError(f"{where}: that is of run {str(of)[:100]!r}; nothing was changed")
+    try:
+        found = len(state["job"]["losses"])
+        if found != len(job.site.names):
+            raise DataError(f"it is of {found} clients, the run has {len(job.site.names)}")
+        _check_widths(job, state["job"]["method"])
+        job.restore(state["job"])
+    except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
+        what = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+        raise DataError(f"{where}, which does not fit ({what}): nothing was changed; start a new run") from None
+
+
+def _check_widths(job: Job, saved: Mapping[str, Any]) -> None:
+    """What is as wide as a part of the network when a run begins stays so."""
+    layout = job.site.layout
+    widths = {layout.width, *(layout.size(part) for part in ("model", "body", "head"))}
+    for name, value in job.method.state().items():
+        if isinstance(value, torch.Tensor) and value.dim() == 1 and len(value) in widths and len(value) > 1:
+            found = saved.get(name)
+            if not isinstance(found, torch.Tensor) or found.shape != value.shape:
+                shape = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+                raise DataError(f"its {name!r} is {shape} where this run has {list(value.shape)}")
+
+
+def _from_the_first_round(run: RunFolder, damaged: list[str], no_metrics: bool, say: Say) -> dict[str, int]:
+    if damaged and run.info.deployed:
+        raise DataError(f"run {run.info.id!r}: no checkpoint is sound, and sites that begin again would lose what they "
+                        "keep; bring the files back from a backup, or start a new run")  # fmt: skip
+    for name in damaged:
+        checkpoint.remove(run.path / CHECKPOINTS, name)
+    checkpoint.tidy(run.path / CHECKPOINTS)
+    if no_metrics:
+        database.rewrite(run.path / METRICS, {})
+    say("no sound checkpoint: starting again from the first round")
     return dict.fromkeys(database.TABLES, 0)
 
 
-def _reached(run: RunFolder, say: Say) -> dict[str, int]:
-    """How far the tables go; a damaged database is begun anew, and then no checkpoint fits it."""
-    path = run.path / METRICS
+def _reached(run: RunFolder, say: Say) -> dict[str, int] | None:
+    """How far the tables go; None: the metrics are damaged or gone."""
     try:
-        base = database.Database(path)
+        base = database.Database(run.path / METRICS)
         try:
+            base.check()
             return base.marks()
         finally:
             base.close()
     except sqlite3.Error as error:
-        say(f"the metrics database is damaged ({error}): it is begun anew")
-        for left in (path, Path(f"{path}-journal")):
-            with suppress(FileNotFoundError):
-                left.unlink()
-        database.create(path)
-        return dict.fromkeys(database.TABLES, 0)
+        say(f"the metrics database is damaged ({error}): it is written anew")
+        return None
+
+
+def _repair(job: Job, run: RunFolder, say: Say) -> dict[str, int]:
+    """New metrics: what the job remembers, and of the clients' own rows what the old file still gives."""
+    path, done, exchanges = run.path / METRICS, job.fed.round, len(job.fed.exchanges)
+    tables = remembered(job)
+    judged = {(r.round, int(r.final)) for r in job.history}
+    tables["clients"] = [row for row in database.salvage(path, "clients") if row[:2] in judged]
+    tables["traffic"] = [row for row in database.salvage(path, "traffic") if row[2] <= exchanges]
+    lost = len(judged - {row[:2] for row in tables["clients"]})
+    gone = f"; how single clients did in {lost} of {len(judged)} evaluated rounds is lost" if lost else ""
+    say(f"the metrics up to round {done} are as the checkpoint remembers them{gone}")
+    with writing(path):
+        return database.rewrite(path, tables)

@@ -123,12 +123,22 @@ def run_page(run: RunFolder) -> Row:
         "malicious": info.malicious[:MOST_CLIENTS],
         "names": [text(n, 80) for n in info.names[:MOST_CLIENTS]],
         "best": clean(part(info, "best")),
+        "judged": number(part(info, "judged")),
+        "judgeable": number(part(info, "judgeable")),
+        "partly": _partly(info.path),
         "detection": clean(part(info, "detection")),
         "curves": rounds,
         "final": final,
         "notes": noted,
         "report": (info.path / REPORT).is_file(),
     }
+
+
+def _partly(folder: Path) -> list[Any]:
+    """Rounds whose accuracy is not of everybody: some sites gave none."""
+    if not (folder / METRICS).exists():
+        return []
+    return [number(row[0]) for row in select(folder, "DISTINCT round", "events", "WHERE kind = 'unjudged'")]
 
 
 def _noted(folder: Path) -> list[Row]:

@@ -10,6 +10,7 @@ const KINDS = {
   rejected: { name: "rejected", shape: "ring", slot: 4 },
   left_out: { name: "left out of the average", shape: "square", slot: 1 },
   failed: { name: "failed", shape: "triangle", slot: 8 },
+  unjudged: { name: "gave no accuracy", shape: "dot", slot: 3 },
 };
 const rows = new Map(); // "round.final" -> one record
 let page = null;
@@ -98,10 +99,13 @@ function drawHead() {
     ...(page.diverged ? [make("p", { class: "problem", role: "alert" }, `Diverged: ${page.diverged}.`)] : []));
   byId("report").hidden = !page.report;
   if (!last) return;
-  const best = [...rows.values()].sort((a, b) => a.round - b.round || a.final - b.final).reduce((top, row) => (known(row.micro) && (!top || row.micro > top.micro) ? row : top), null);
+  const ordered = [...rows.values()].sort((a, b) => a.round - b.round || a.final - b.final);
+  const whole = ordered.filter((row) => !page.partly.includes(row.round)); // an accuracy without the weakest would look best
+  const best = (whole.length ? whole : ordered).reduce((top, row) => (known(row.micro) && (!top || row.micro > top.micro) ? row : top), null);
+  const few = page.judged < page.judgeable ? ` · of ${page.judged} of ${page.judgeable} clients` : "";
   const found = page.detection;
   byId("tiles").replaceChildren(
-    tile("accuracy, macro", percent(last.macro), `micro ${percent(last.micro)} · std ${percent(last.std)}`),
+    tile("accuracy, macro", percent(last.macro), `micro ${percent(last.micro)} · std ${percent(last.std)}${few}`),
     tile("worst decile", percent(last.worst_decile), "mean of the worst tenth"),
     tile("best round", best ? plain(best.round) : "–", best ? `${best.final ? "after final tuning, " : ""}micro ${percent(best.micro)}` : ""),
     tile("traffic", size((last.bytes_down || 0) + (last.bytes_up || 0)), `↓ ${size(last.bytes_down)} · ↑ ${size(last.bytes_up)}`),
