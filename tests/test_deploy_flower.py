@@ -286,7 +286,7 @@ def test_a_site_that_lies_in_every_way(place: Make) -> None:
         here.liar(name, ",".join(lies)) if name == liar else here.client(name)
     config = experiment("ditto", rounds=len(lies) + 1)
     lines: list[str] = []
-    result = here.serve(config, lines, terms=Terms(deadline=25), largest=1 << 20)
+    result = here.serve(config, lines, terms=Terms(deadline=25, pause=0), largest=1 << 20)
     reasons = failures(result)
     assert sorted(reasons) == list(range(1, len(lies) + 1))
     assert {f.client for f in result.failures} == {2}

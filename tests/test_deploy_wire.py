@@ -115,6 +115,8 @@ def with_header(*entries: dict[str, object], body: bytes = b"") -> bytes:
         (MAGIC + b"\xff\xff\xff\xff", "header"),
         (with_header({**GOOD["tensor"], "shape": [10**11]}), "speaks of 400000000000 bytes"),
         (with_header({**GOOD["tensor"], "shape": [-1]}), "shape"),
+        (with_header({**GOOD["tensor"], "shape": [1, 0, 1 << 39, 1 << 39]}), "no proper shape"),
+        (with_header({**GOOD["masked"], "shape": [0], "full": [0, 1 << 39, 1 << 39]}), "no proper shape"),
         (with_header({**GOOD["tensor"], "dtype": "object"}), "no known type"),
         (with_header({**GOOD["tensor"], "type": "pickle"}), "no known type"),
         (with_header({**GOOD["tensor"], "as": "bits"}, body=b"a"), "packed in no known way"),
@@ -143,6 +145,56 @@ def test_size_limits() -> None:
         unpack(parcel, limit=4000)
     assert unpack(parcel, limit=5000).values["model"].shape == (1000,)  # type: ignore[union-attr]
     assert LIMIT == 2 << 30
+
+
+class Piece(bytes):
+    """Says how long it would be; joining it would show."""
+
+    def __len__(self) -> int:
+        return 15 << 20
+
+
+def test_pieces_are_counted_before_they_are_joined() -> None:
+    """One object under three hundred names costs its sender nothing."""
+    with pytest.raises(WireError, match=f"{300 * (15 << 20)} bytes, more than the limit"):
+        unpack([Piece(b"x")] * 300, limit=1 << 24)
+
+
+def hostile(rng: np.random.Generator) -> bytes:
+    """A frame by somebody who knows the format: a good one with one to three things wrong."""
+    shape = [int(rng.choice([0, 1, 2, 7, 1 << 20, 1 << 39, 1 << 63])) for _ in range(rng.integers(0, 10))]
+    mask = {"of": rng.choice([None, "a", "b", "m"]), "not": bool(rng.integers(2))}
+    entries = [
+        {"name": "a", "type": str(rng.choice(["tensor", "each", "masked", "plain", "float", "pickle"])),
+         "dtype": str(rng.choice([*DTYPES, "object"])), "shape": shape, "full": shape[::-1], "mask": mask,
+         "as": str(rng.choice(["raw", "bits", "fp16", "int8", "zip"])), "value": "0x1p99999"},
+        {"name": "b", "type": "tensor", "dtype": "bool", "shape": [1, int(rng.integers(0, 9))], "as": "bits"},
+        {"name": "m", "type": "masked", "dtype": "float32", "shape": [int(rng.integers(0, 3))], "as": "raw",
+         "full": [1, int(rng.integers(0, 9)), int(rng.choice([1, 3, 1 << 30]))], "mask": {"of": "b", "not": False}},
+    ]  # fmt: skip
+    chosen = [entries[i] for i in rng.permutation(3)[: rng.integers(1, 4)]]
+    for _ in range(rng.integers(0, 3)):
+        entry = chosen[rng.integers(len(chosen))]
+        junk = [None, -1, 1.5, "", [], {}, [[]], True, 10**30, "x" * 1000, [1, None]]
+        entry[str(rng.choice(list(entry)))] = junk[rng.integers(len(junk))]  # type: ignore[index]
+    return with_header(*chosen, body=rng.bytes(int(rng.choice([0, 1, 2, 8, 64]))))
+
+
+def test_two_thousand_hostile_frames_raise_one_error_and_cost_no_memory() -> None:
+    import resource
+
+    rng, limit = np.random.default_rng(0), 1 << 20
+    unpack(pack({"model": torch.zeros(1000)}))
+    before, passed = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
+    for _ in range(2000):
+        with suppress(WireError):
+            found = unpack(hostile(rng), limit)
+            passed += 1
+            for value in found.values.values():
+                tensor = value.values if isinstance(value, Masked) else value
+                assert not isinstance(tensor, Tensor) or tensor.numel() * tensor.element_size() <= limit
+    assert passed > 20  # some are not wrong at all
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * (limit >> 10)  # in KiB
 
 
 def test_pieces_are_put_together_again() -> None:

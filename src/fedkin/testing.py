@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from fedkin.config import make_config
 from fedkin.data import Dataset, Split
-from fedkin.federation import Answer, Faults, Masked, Tamper
+from fedkin.engines.rehearsal import Rehearsal
+from fedkin.federation import Answer, Faults, Masked, Tamper, difference, spec_of
 from fedkin.methods import METHODS, Method
 from fedkin.methods.base import REPORTS
 from fedkin.options import validated
@@ -340,6 +341,25 @@ def handles_batch_norm(method: Kind, options: Mapping[str, Any] | None = None) -
         assert (variance > 0).all(), "a variance is not positive"
 
 
+def can_be_rehearsed(method: Kind, options: Mapping[str, Any] | None = None) -> None:
+    """What a reply looks like follows from the method, its options, the network and the message, for every client
+    alike: a server can know it beforehand, from a client that is made up."""
+    job = job_of(method, options, rounds=3, participation=0.67)
+    call, rehearsal = job.engine.call, Rehearsal(job.site, type(job.method)(job.method.options), (FEATURES,), "float32")
+
+    def compared(ids: Any, function: str, message: Any, round: int) -> Answer:
+        answer = call(ids, function, message, round)
+        if function not in REPORTS.values():
+            known = rehearsal(function, message, round, anew=True)
+            assert not isinstance(known, str), f"{function} cannot be run on a made-up client: {known}"
+            sent = spec_of(answer.replies)
+            assert sent == known, f"{function} of a made-up client: {difference(known, sent)}"
+        return answer
+
+    job.engine.call = compared  # type: ignore[method-assign]
+    finished(job)
+
+
 def measuring_changes_nothing(method: Kind, options: Mapping[str, Any] | None = None) -> None:
     """Evaluating twice, or more often, does not alter the run."""
     job = finished(job_of(method, options))
@@ -354,7 +374,7 @@ METHOD_CHECKS: list[Check] = [
     works_with_two_clients, survives_dropouts, survives_stragglers, survives_when_nobody_answers,
     survives_when_everybody_is_late, survives_poison, survives_odd_replies, never_asks_the_removed,
     sends_no_more_than_it_says, keeps_a_plain_state, keeps_its_halves_apart, can_be_judged_at_every_point,
-    handles_batch_norm, measuring_changes_nothing,
+    handles_batch_norm, can_be_rehearsed, measuring_changes_nothing,
 ]  # fmt: skip
 
 

@@ -40,7 +40,22 @@ def server(
     ] = None,
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for the sites to come.")] = 600.0,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds that the sites have for one exchange.")] = 600.0,
-    minimum: Annotated[float, typer.Option(min=0, max=1, help="Share of them that has to answer.")] = 0.5,
+    phase_deadline: Annotated[
+        str | None, typer.Option("--phase-deadline", metavar="PHASE=SECONDS,...", help="Other deadlines for some.")
+    ] = None,
+    minimum: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of all sites that has to be there for the run to go on.")
+    ] = 0.5,
+    give_up: Annotated[
+        float, typer.Option("--give-up", metavar="SECONDS", min=0, help="After so long without a reply, end.")
+    ] = 3600.0,
+    least: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Start with N sites if the others do not come or fit.")
+    ] = None,
+    remove_after: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Remove a site after N invalid messages in a row; 0: never.")
+    ] = 8,
+    max_classes: Annotated[int, typer.Option(min=1, help="Classes that the sites may name, in all.")] = 1000,
     transport: Annotated[
         str, typer.Option("--transport", metavar="fp32|fp16|int8", help="How numbers travel.")
     ] = "fp32",
@@ -57,7 +72,7 @@ def server(
     from fedkin.cli.live import run_screen
     from fedkin.cli.outcome import run_facts, summarise
     from fedkin.deploy.server import Serving, resume_server, run_server
-    from fedkin.engines.flower import Terms
+    from fedkin.engines.flower import Terms, TooFew
     from fedkin.track.catalogue import Catalogue, runs_folder
     from fedkin.track.runs import Interrupted
 
@@ -68,8 +83,10 @@ def server(
     if transport not in ("fp32", "fp16", "int8"):
         raise UsageError(f"transport {transport!r}: choose fp32, fp16 or int8")
     serving = Serving(
-        host, port, _keys_folder(keys, insecure), wait, Terms(deadline, minimum), transport,  # type: ignore[arg-type]
-        None if max_message is None else max_message << 20,
+        host, port, _keys_folder(keys, insecure), wait,
+        Terms(deadline, minimum, give_up, phases=_phases(phase_deadline), invalid=remove_after),
+        transport, None if max_message is None else max_message << 20,  # type: ignore[arg-type]
+        least=least, most_classes=max_classes,
     )  # fmt: skip
     try:
         with run_screen(messages()) as listener:
@@ -85,10 +102,28 @@ def server(
     except Interrupted as error:
         _say(f"{error}; go on with: fedkin server --resume {error.run.name}, the sites come back by themselves")
         raise typer.Exit(error.exit_code) from None
+    except TooFew as error:
+        _say(f"{error}: fedkin server --resume last")
+        raise typer.Exit(1) from None
     if json:
         print_json(run_facts(result))
     else:
         summarise(result)
+
+
+def _phases(text: str | None) -> dict[str, float]:
+    """Deadlines as they are written: train=1800,validate=60."""
+    found: dict[str, float] = {}
+    for part in (text or "").split(","):
+        name, equals, seconds = part.partition("=")
+        try:
+            if part:
+                found[name.strip()] = float(seconds)
+        except ValueError:
+            equals = ""
+        if part and (not equals or not 1 <= found[name.strip()] < float("inf")):
+            raise UsageError(f"--phase-deadline {part!r}: write PHASE=SECONDS, for instance train=1800")
+    return found
 
 
 def _keys_folder(keys: str | None, insecure: bool) -> Path | None:

@@ -308,6 +308,14 @@ def split_client(labels: Ints, tests: int | None, place: int, seed: int, test_sh
     return split.train[0], split.validation[0], split.test[0]
 
 
+def split_sizes(samples: int, tests: int | None, test_share: float, validation_share: float) -> tuple[int, int, int]:
+    """How many rows `split_client` gives to training, validation and test, whatever the labels, without drawing any."""
+    held = held_out(samples, test_share) if tests is None else tests
+    rest = samples - held
+    aside = min(max(round(rest * validation_share), 1), rest - 1) if validation_share > 0 else 0
+    return rest - aside, aside, held
+
+
 def read_site(file: str | Path, name: str, label: str = LABEL, vocabulary: int = 0) -> _Client:
     """One client's own file, checked as `from_folder` checks each of its files."""
     file = Path(file).expanduser()

@@ -33,6 +33,7 @@ HOLD = 10.0  # seconds that a question for messages is held
 SMALL = 1 << 20  # bytes of a request that carries no part of a parcel
 SLACK = 4096  # bytes that Flower adds around a piece
 PIECE = 16 << 20  # bytes of a parcel that travel in one request
+PUSHES = 8  # times that a site may begin to push one reply, where the network fails
 STARTUP = 20.0
 BEAT = 10.0  # seconds between two signs of life of the run itself
 
@@ -51,6 +52,7 @@ class Lost:
 
     ticket: str
     reason: str
+    invalid: bool = False  # no honest site sends such a thing
 
 
 class Link:
@@ -82,8 +84,10 @@ class Link:
         self._server: Any = None
         self._run = self._task = 0
         self._refused: dict[str, str] = {}
+        self._pushed: dict[str, int] = {}  # how often a reply to a message was begun
         self._stopping = threading.Event()
-        self._bound_reply_trees()
+        self._store = self._state.store_message_and_object_tree
+        self._state.store_message_and_object_tree = self._store_reply
 
     # ------------------------------------------------------------ coming and going
 
@@ -189,9 +193,7 @@ class Link:
             message.metadata.__dict__["_message_id"] = message.object_id
             tree, objects = get_object_tree(message), get_all_nested_objects(message)
             session = self._state.start_session(self._run)
-            stored, missing = self._state.store_message_and_object_tree(
-                remove_content_from_message(message), tree, session
-            )
+            stored, missing = self._store(remove_content_from_message(message), tree, session)
             if not stored:
                 return None
             for name in missing:
@@ -207,7 +209,7 @@ class Link:
     def pull(self, tickets: Iterable[str]) -> list[Arrived | Lost]:
         """Replies that have come in full since the last time, and those that will not come."""
         waiting = set(tickets)
-        found: list[Arrived | Lost] = [Lost(t, self._refused.pop(t)) for t in waiting if t in self._refused]
+        found: list[Arrived | Lost] = [Lost(t, self._refused.pop(t), True) for t in waiting if t in self._refused]
         waiting -= {f.ticket for f in found}
         known = {t for t in waiting if t in self._state.message_ins_store}
         found += [Lost(t, "its time was up") for t in waiting - known]
@@ -225,7 +227,7 @@ class Link:
             try:
                 found.append(Arrived(ticket, _pieces(name, contents)))
             except Exception as error:  # whatever Flower's reader makes of strange bytes is that site's fault
-                found.append(Lost(ticket, f"its reply cannot be read: {type(error).__name__}: {error}"[:300]))
+                found.append(Lost(ticket, f"its reply cannot be read: {type(error).__name__}: {error}"[:300], True))
         self.forget(f.ticket for f in found)
         return found
 
@@ -233,6 +235,8 @@ class Link:
         """No reply to these is wanted any more."""
         done = set(tickets)
         for ticket in done:
+            self._refused.pop(ticket, None)
+            self._pushed.pop(ticket, None)
             reply = self._state.message_ins_id_to_message_res_id.get(ticket)
             self._state.object_store.delete(ticket)
             if reply is not None:
@@ -255,20 +259,21 @@ class Link:
             contents[node.object_id] = content
         return contents
 
-    def _bound_reply_trees(self) -> None:
-        """A reply whose list of parts alone says that it is too large is refused before any part comes."""
-        store = self._state.store_message_and_object_tree
-
-        def bounded(message: Any, tree: Any, session: str) -> tuple[bool, list[str]]:
-            most = -(-self.limit // self.piece) + 8
-            ticket = message.metadata.reply_to_message_id
-            if ticket and _count(tree, most) > most:
-                self._refused[ticket] = f"its reply has more than {most} parts of {self.piece} bytes: over the limit"
-                return False, []
-            done: tuple[bool, list[str]] = store(message, tree, session)
-            return done
-
-        self._state.store_message_and_object_tree = bounded
+    def _store_reply(self, message: Any, tree: Any, session: str) -> tuple[bool, list[str]]:
+        """What a site pushes: the reply to a message that it was sent, and nothing else. One whose list of parts
+        alone says that it is too large is refused before any part comes."""
+        ticket, most = message.metadata.reply_to_message_id, -(-self.limit // self.piece) + 8
+        asked = self._state.message_ins_store.get(ticket)
+        if asked is None or asked.metadata.dst_node_id != message.metadata.src_node_id:
+            return False, []
+        self._pushed[ticket] = self._pushed.get(ticket, 0) + 1
+        if self._pushed[ticket] > PUSHES:
+            return False, []
+        if _count(tree, most) > most:
+            self._refused[ticket] = f"its reply has more than {most} parts of {self.piece} bytes: over the limit"
+            return False, []
+        done: tuple[bool, list[str]] = self._store(message, tree, session)
+        return done
 
 
 def _count(tree: Any, most: int) -> int:

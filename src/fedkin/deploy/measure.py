@@ -25,7 +25,7 @@ from fedkin.deploy.keys import new_folder
 from fedkin.deploy.server import OpenLink, Serving, prepare_deployed
 from fedkin.deploy.sites import Sites
 from fedkin.deploy.worker import TRAVELS
-from fedkin.engines.flower import Delivery, FlowerEngine, Terms
+from fedkin.engines.flower import Bounds, Came, Delivery, FlowerEngine, Terms
 
 
 @dataclass
@@ -35,11 +35,13 @@ class Watched:
     post: Sites
     worked: dict[int, float] = field(default_factory=dict)
 
-    def send(self, ids: Sequence[int], message: Mapping[str, object], fields: Mapping[str, Any]) -> dict[int, str]:
+    def send(
+        self, ids: Sequence[int], message: Mapping[str, object], fields: Mapping[str, Any], bounds: Bounds
+    ) -> dict[int, str]:
         self.worked = {}
-        return self.post.send(ids, message, fields)
+        return self.post.send(ids, message, fields, bounds)
 
-    def collect(self) -> dict[int, Delivery | str]:
+    def collect(self) -> dict[int, Came]:
         came = self.post.collect()
         self.worked |= {c: float(d.fields["seconds"]) for c, d in came.items() if isinstance(d, Delivery)}
         return came

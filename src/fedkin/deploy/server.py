@@ -13,32 +13,32 @@ import numpy as np
 import torch
 
 from fedkin.cohort import Site, Store
-from fedkin.compute import keys
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
 from fedkin.compute.program import frozen_digest, trace
 from fedkin.config import Config
-from fedkin.data.own import split_client
+from fedkin.data.own import split_sizes
 from fedkin.deploy import keys as key_files
 from fedkin.deploy.link import PIECE, Link
-from fedkin.deploy.sites import Facts, Say, Sites, digest, together
+from fedkin.deploy.sites import USUAL_CLASSES, Facts, Say, Sites, digest, together
 from fedkin.deploy.wire import Transport
 from fedkin.deploy.worker import TRAVELS
-from fedkin.engines.flower import FlowerEngine, Terms
+from fedkin.engines.flower import MEASURED, FlowerEngine, Terms
 from fedkin.engines.local import LocalEngine
-from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.federation import Answer, Faults, Federation, gate
+from fedkin.engines.rehearsal import Rehearsal
+from fedkin.errors import DataError, UsageError
+from fedkin.federation import Answer, Each, Faults, Federation, Note, gate
 from fedkin.given import idle, refuse
 from fedkin.layout import Layout
 from fedkin.methods import METHODS, options_of
 from fedkin.methods.base import REPORTS
 from fedkin.models import Samples, build, default_model
 from fedkin.rounds import Job, Listener, Prepared, Result, average_of, check_outputs, point_of, training_of
-from fedkin.track import checkpoint, database
+from fedkin.track import checkpoint
 from fedkin.track.catalogue import runs_folder
-from fedkin.track.folder import CHECKPOINTS, METRICS, SITES, RunFolder
+from fedkin.track.folder import CHECKPOINTS, SITES, RunFolder
 from fedkin.track.recorder import Recorder
-from fedkin.track.runs import follow
+from fedkin.track.runs import check_same, follow, restore
 
 OF_THE_SITES = ("data", "data_dir", "partition", "samples_per_client", "quantity_skew")
 ONLY_SIMULATED = {"attack": "none", "drop": 0.0, "straggle": 0.0, "shift": None, "init": "seed"}
@@ -56,6 +56,8 @@ class Serving:
     transport: Transport = "fp32"
     largest: int | None = None  # bytes of a reply; None: eight times the model, and at least 64 MiB
     piece: int = PIECE
+    least: int | None = None  # sites to start with, if the others do not come or do not fit; None: all
+    most_classes: int = USUAL_CLASSES
 
 
 @dataclass
@@ -70,9 +72,17 @@ class Deployed(Job):
         if self._found is not None and self._found[0] == now:
             return self._found[1]
         remote, phase = cast(FlowerEngine, self.engine), REPORTS[self.prepared.eval_point]
-        answer = remote.measure(self.fed.all.ids, phase, self.method.deliver_to_all(self.fed), self.fed.round)
+        ids = (self.fed.all - list(self.fed.why_removed)).ids
+        at = torch.from_numpy(ids)
+        message = {k: Each(v.rows[at]) if isinstance(v, Each) else v
+                   for k, v in self.method.deliver_to_all(self.fed).items()}  # fmt: skip
+        answer = remote.measure(ids, phase, message, self.fed.round)
         self.site.chooser.client_steps = remote.client_steps
-        self._found = now, believable(answer, [test for _, test in self.sizes])
+        *found, why = believable(answer, [test for _, test in self.sizes])
+        if why:
+            missing = {"clients": list(why), "reasons": list(why.values()), "of": self.judgeable(0)}
+            self.fed.notes.append(Note(max(0, self.fed.round - 1), "unjudged", missing))
+        self._found = now, (found[0], found[1], found[2])
         return self._found[1]
 
     def rows(self, clients: Sequence[int] | None = None) -> torch.Tensor:
@@ -80,6 +90,9 @@ class Deployed(Job):
 
     def _models(self) -> torch.Tensor:
         return self.rows()
+
+    def judgeable(self, judged: int) -> int:
+        return sum(tests > 0 and c not in self.fed.why_removed for c, (_, tests) in enumerate(self.sizes))
 
     def state(self) -> dict[str, Any]:
         self.site.chooser.client_steps = cast(FlowerEngine, self.engine).client_steps
@@ -95,21 +108,22 @@ class Deployed(Job):
         return replace(result, per_client=records)
 
 
-def believable(answer: Answer, tests: Sequence[int]) -> tuple[Any, Any, Any]:
-    """Right answers, samples and loss of each site as far as they can be true; zeros and NaN for the others."""
-    kept, bad = gate(answer)
+def believable(answer: Answer, tests: Sequence[int]) -> tuple[Any, Any, Any, dict[int, str]]:
+    """Right answers, samples and loss of each site as far as they can be true; zeros and NaN for the others, and why
+    (of those that have something to be judged by)."""
+    kept, why = gate(answer, MEASURED)
+    why = {**answer.failed, **why}
     correct, count = np.zeros(len(tests)), np.zeros(len(tests))
     loss = np.full(len(tests), np.nan)
-    right, of, losses = (kept.replies.get(n) for n in ("correct", "count", "loss"))
-    if not isinstance(right, torch.Tensor) or not isinstance(of, torch.Tensor) or not isinstance(losses, torch.Tensor):
-        return correct, count, loss
-    fits = right.dim() == 2 and right.shape == of.shape and right.shape[1] == 1 and losses.dim() == 1
-    for k, client in enumerate(kept.ids.tolist() if fits else []):
-        possible = bool((right[k] >= 0).all() and (right[k] <= of[k]).all()) and int(of[k].sum()) == tests[client]
-        if client not in bad and possible:
-            correct[client], count[client] = float(right[k].sum()), float(of[k].sum())
-            loss[client] = float(losses[k])
-    return correct, count, loss
+    good = {c: k for k, c in enumerate(kept.ids.tolist()) if c not in why}
+    values = {name: value for name, value in kept.replies.items() if isinstance(value, torch.Tensor)}
+    for client, k in good.items():
+        right, of = float(values["correct"][k]), float(values["count"][k])
+        if of == tests[client] and 0 <= right <= of:
+            correct[client], count[client], loss[client] = right, of, float(values["loss"][k])
+        else:
+            why[client] = f"says {right:g} of {of:g} test samples right; it has {tests[client]}"
+    return correct, count, loss, {c: reason for c, reason in sorted(why.items()) if tests[c]}
 
 
 def run_server(
@@ -128,7 +142,7 @@ def run_server(
         if not count:
             raise UsageError("how many sites take part? Say --clients N, or sign their keys with `fedkin keys sign`")
         sites = link.sites(serving)
-        facts = sites.gather(count, serving.wait)
+        facts = sites.gather(count, serving.wait, serving.least)
         engine = FlowerEngine(sites, [f.name for f in facts], serving.terms, link.checkpoints)
         job = prepare_deployed(config, facts, engine)
         _bound(link.link, job, serving)
@@ -136,7 +150,8 @@ def run_server(
             link.folder = recorder.folder
             (recorder.folder / SITES).write_text(json.dumps([f.plain() for f in facts]))
             recorder.attach(job)
-            return _serve(job, sites, facts, recorder, serving, count, on_event, say, signals)
+            least = min(len(facts), serving.least or count)
+            return _serve(job, sites, facts, recorder, serving, least, on_event, say, signals)
 
 
 def resume_server(
@@ -155,11 +170,12 @@ def resume_server(
         job = prepare_deployed(config, facts, engine)
         if info.prepared.get("split_hash") != job.prepared.split_hash:
             raise DataError(f"run {info.id!r}: its {SITES} is not the one it began with")
-        marks = _restore(job, run, say)
+        check_same(job, run)
+        marks = restore(job, run, say, np.array([train for train, _ in job.sizes], np.int64))
         _bound(link.link, job, serving)
         recorder.resumed(job.fed.round)
         recorder.attach(job, marks)
-        least = max(1, -(-len(facts) // 2))
+        least = serving.least or max(1, -(-len(facts) // 2))
         return _serve(job, sites, facts, recorder, serving, least, on_event, say, signals)
 
 
@@ -172,6 +188,7 @@ def _serve(
         say(text)
 
     sites.speak(log)
+    cast(FlowerEngine, job.engine).say = log
     attempt = int(time.time() * 1000)
     settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}
     shared = {"config": settings, "labels": together(facts)[2], "transport": serving.transport,
@@ -214,7 +231,7 @@ class OpenLink:
         self.link.stop()
 
     def sites(self, serving: Serving) -> Sites:
-        return Sites(self.link, self._say, transport=serving.transport, deadline=serving.terms.deadline)
+        return Sites(self.link, self._say, transport=serving.transport, most_classes=serving.most_classes)
 
     def checkpoints(self) -> list[int]:
         """Rounds that the server could go back to."""
@@ -250,9 +267,9 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: FlowerEngin
     forward, initial = trace(network, layout, sample), layout.row(network)
     check_outputs(forward, layout, initial, sample, len(labels))
     point = point_of(config, kind)
-    shares = (config.seed, config.test_share, config.validation_share or 0.0)
-    parts = [split_client(np.zeros(f.samples, np.int64), f.tests, i, *shares) for i, f in enumerate(facts)]
-    samples = np.array([len(train) for train, _, _ in parts], np.int64)
+    shares = (config.test_share, config.validation_share or 0.0)
+    parts = [split_sizes(f.samples, f.tests, *shares) for f in facts]
+    samples = np.array([train for train, _, _ in parts], np.int64)
     names, empty = [f.name for f in facts], [np.zeros(0, np.int64) for _ in facts]
     site = Site(
         forward=forward, layout=layout, initial=initial, source=nothing,
@@ -262,11 +279,13 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: FlowerEngin
     )  # fmt: skip
     fed = Federation(engine, samples, seed=config.seed, faults=Faults(), average=average_of(config), names=names)
     fed.rounds, fed.stop_on_failure = config.rounds, config.on_failure == "stop"
+    engine.rehearse = Rehearsal(site, kind(options), shape, dtype)
+    engine.alive, engine.expel = lambda: fed.alive.ids.tolist(), lambda client, why: fed.remove([client], why)
     server = kind(options)
     server.start(fed, layout, initial)
     resolved = replace(config, clients=len(facts), model=name, data="sites", partition="natural")
     prepared = Prepared(resolved, len(facts), len(labels), digest(facts), layout.parameters, "cpu", "fp32", point)
-    sizes = [(len(train), len(test)) for train, _, test in parts]
+    sizes = [(train, test) for train, _, test in parts]
     samples_of = Samples(shape, np.dtype(dtype).name, len(labels), tuple(str(v) for v in labels))  # type: ignore[arg-type]
     return Deployed(resolved, prepared, server, fed, site, cast(LocalEngine, engine), network, samples_of,
                     asdict(options), sizes=sizes)  # fmt: skip
@@ -287,28 +306,3 @@ def _known_sites(run: RunFolder) -> list[Facts]:
     except (OSError, ValueError, AttributeError, DataError) as error:
         raise DataError(f"{path} is damaged ({error})") from error
 
-
-def _restore(job: Deployed, run: RunFolder, say: Say) -> dict[str, int]:
-    """The newest sound checkpoint; returns where the tables ended then."""
-    folder = run.path / CHECKPOINTS
-    samples: keys.I64 = np.array([train for train, _ in job.sizes], np.int64)
-    base = database.Database(run.path / METRICS)
-    try:
-        reached = base.marks()
-    finally:
-        base.close()
-    for name in checkpoint.names(folder):
-        try:
-            state = checkpoint.load(folder, name, torch.device("cpu"), samples)
-            marks = {t: int(state["marks"][t]) for t in database.TABLES}
-            if any(reached[t] < marks[t] for t in marks):
-                raise DataError("the metrics database misses rows that it had then")
-            job.restore(state["job"])
-            checkpoint.tidy(folder)
-            return marks
-        except (FedKinError, KeyError, TypeError, ValueError, AttributeError) as error:
-            say(f"checkpoint {name} is damaged ({error}): going back to the one before")
-            checkpoint.remove(folder, name)
-    say("no checkpoint: starting again from the first round")
-    checkpoint.tidy(folder)
-    return dict.fromkeys(database.TABLES, 0)

@@ -17,8 +17,8 @@ from typing import Any
 
 from fedkin.deploy.keys import NAME
 from fedkin.deploy.link import Arrived, Link, Lost
-from fedkin.deploy.wire import LIMIT, Transport, WireError, pack, unpack
-from fedkin.engines.flower import Delivery
+from fedkin.deploy.wire import HEADER, Transport, WireError, pack, unpack
+from fedkin.engines.flower import Bounds, Came, Delivery, Invalid
 from fedkin.errors import DataError, FedKinError
 from fedkin.federation import Each
 
@@ -27,6 +27,8 @@ Invitation = Callable[[int], tuple[dict[str, Any], dict[str, Any]]]
 
 MOST_SAMPLES = 10**9
 MOST_CLASSES = 100_000
+USUAL_CLASSES = 1000  # that sites may name unless the server says otherwise
+GREETING = HEADER + 64  # bytes of a greeting, or of an answer to an invitation: a header and no values
 TALK = 300.0  # seconds for a greeting or an invitation
 MARGIN = 60.0  # seconds that Flower keeps a message longer than the exchange waits
 
@@ -57,6 +59,8 @@ class Facts:
             raise DataError(f"its samples have no proper shape ({shape!r})")
         if not isinstance(labels, list) or not 1 <= len(labels) <= MOST_CLASSES:
             raise DataError("it names no classes")
+        if len(labels) > samples:
+            raise DataError(f"it names {len(labels)} classes, but has {samples} samples")
         kinds = {type(v) for v in labels}
         if kinds not in ({int}, {str}) or len(set(labels)) < len(labels) or any(len(str(v)) > 200 for v in labels):
             raise DataError("the names of its classes are neither whole numbers nor words")
@@ -84,6 +88,30 @@ def together(facts: Sequence[Facts]) -> tuple[tuple[int, ...], str, list[int | s
     return first.shape, first.dtype, sorted({v for f in facts for v in f.labels})
 
 
+def fitting(facts: Sequence[Facts], most: int) -> tuple[list[Facts], dict[str, str]]:
+    """Those of the sites that fit together, in order of their names, and why each of the others does not: the kind of
+    samples and labels that most sites have, and `most` classes in all."""
+    ordered = sorted(facts, key=lambda f: f.name)
+    kinds = [(f.shape, f.dtype, type(f.labels[0])) for f in ordered]
+    usual = max(kinds, key=kinds.count, default=None)
+    odd = {}
+    for f, kind in zip(ordered, kinds, strict=True):
+        if kind != usual and usual is not None:
+            theirs, ours = (f"{k[1]} samples of shape {k[0]}, {_sort(k[2])} for labels" for k in (kind, usual))
+            odd[f.name] = f"it has {theirs}; most sites have {ours}; they must be alike"
+    classes: set[int | str] = set()
+    for f in sorted((f for f in ordered if f.name not in odd), key=lambda f: len(f.labels)):
+        if len(classes.union(f.labels)) > most:
+            odd[f.name] = f"with its {len(f.labels)} classes there would be more than --max-classes {most}"
+        else:
+            classes.update(f.labels)
+    return [f for f in ordered if f.name not in odd], odd
+
+
+def _sort(kind: type) -> str:
+    return "numbers" if kind is int else "words"
+
+
 def digest(facts: Sequence[Facts]) -> str:
     return hashlib.sha256(json.dumps([f.plain() for f in facts], sort_keys=True).encode()).hexdigest()
 
@@ -91,20 +119,22 @@ def digest(facts: Sequence[Facts]) -> str:
 class Sites:
     """Greets, seats and reaches sites; the `Post` of a `FlowerEngine`."""
 
-    def __init__(self, link: Link, say: Say, *, transport: Transport = "fp32", deadline: float = 600.0) -> None:
-        self._link, self._say, self._transport, self._deadline = link, say, transport, deadline
+    def __init__(
+        self, link: Link, say: Say, *, transport: Transport = "fp32", most_classes: int = USUAL_CLASSES
+    ) -> None:
+        self._link, self._say, self._transport, self._most_classes = link, say, transport, most_classes
         self.facts: dict[str, Facts] = {}
         self._nodes: dict[str, int] = {}  # a site's node now
         self._processes: dict[str, str] = {}  # what tells a site that is back from a second one of its name
         self._met: set[int] = set()  # nodes that were greeted
         self._talks: dict[str, tuple[int, str]] = {}  # ticket -> node and what it was asked
-        self._calls: dict[str, int] = {}  # ticket -> client
+        self._calls: dict[str, tuple[int, int]] = {}  # ticket -> client, and bytes that its reply may become
         self._seats: list[str] = []
         self._ready: set[int] = set()
         self._invitation: Invitation | None = None
         self._run = ""
         self._attempt = 0
-        self.trouble: dict[str, str] = {}  # why a site could not join
+        self.trouble: dict[str, str] = {}  # why a site could not join, or was not even heard to the end
 
     def speak(self, say: Say) -> None:
         """Where to say what happens, from now on."""
@@ -112,19 +142,35 @@ class Sites:
 
     # ------------------------------------------------------------ who is there
 
-    def gather(self, count: int, wait: float) -> list[Facts]:
-        """Wait until so many sites have greeted; their facts in order of their names."""
+    def gather(self, count: int, wait: float, least: int | None = None) -> list[Facts]:
+        """Wait until so many sites have greeted and fit together; their facts in order of their names. `least`: go on
+        with fewer once all were heard of, or time is up."""
         until, told = time.monotonic() + wait, -1
-        while len(self.facts) < count:
+        while True:
             self.tick()
+            found, odd = fitting(list(self.facts.values()), self._most_classes)
+            late = time.monotonic() > until
             if len(self.facts) != told:
                 told = len(self.facts)
                 self._say(f"{told} of {count} sites are here{_named(self.facts)}")
-            if time.monotonic() > until:
-                raise FedKinError(f"{told} of {count} sites came within {wait:g} s{_named(self.facts)}; start the "
-                                  "others with `fedkin client`, or wait longer with --wait")  # fmt: skip
+            if len(found) >= count:
+                break
+            all_heard = len({*self.facts, *self.trouble}) >= count
+            if least is not None and len(found) >= least and (late or all_heard):
+                self._say(f"starting with {len(found)} of {count} sites{_named({f.name: f for f in found})}")
+                break
+            if odd and told >= count:
+                name, why = next(iter(odd.items()))
+                raise DataError(f"site {name!r} does not fit: {why}. Mend its data, or {_without(len(found))}")
+            if late:
+                away = "".join(f"; site {name!r}: {why}" for name, why in {**self.trouble, **odd}.items())
+                raise FedKinError(f"{told} of {count} sites came within {wait:g} s{_named(self.facts)}{away}; start "
+                                  "the others with `fedkin client`, wait longer with --wait, or "
+                                  f"{_without(len(found))}")  # fmt: skip
             time.sleep(0.05)
-        return [self.facts[name] for name in sorted(self.facts)]
+        for name, why in odd.items():
+            self._say(f"going on without site {name!r}: {why}")
+        return found
 
     def seat(self, facts: Sequence[Facts], run: str, attempt: int, invitation: Invitation) -> None:
         """From now on these are the clients, by their place in the list, and nobody else is let in."""
@@ -142,14 +188,18 @@ class Sites:
             self.tick()
             absent = [n for i, n in enumerate(self._seats) if i not in self._ready]
             broken = [n for n in absent if n in self.trouble]
-            if len(self._seats) - len(broken) < least and broken:
-                raise FedKinError(f"site {broken[0]!r} cannot take part: {self.trouble[broken[0]]}")
-            if time.monotonic() > until:
-                if len(self._ready) >= least:
-                    self._say(f"going on without {', '.join(absent)}")
-                    return
-                raise FedKinError(f"{len(self._ready)} of {len(self._seats)} sites are ready after {wait:g} s; "
-                                  f"missing: {', '.join(absent)}")  # fmt: skip
+            rest = len(self._seats) - len(broken)
+            if rest < least and broken:
+                raise FedKinError(f"site {broken[0]!r} cannot take part: {self.trouble[broken[0]]}; "
+                                  f"mend that, or {_without(rest)}")  # fmt: skip
+            late = time.monotonic() > until
+            if len(self._ready) >= least and absent and (late or len(broken) == len(absent)):
+                self._say(f"going on without {', '.join(absent)}")
+                return
+            if late:
+                ready = len(self._ready)
+                raise FedKinError(f"{ready} of {len(self._seats)} sites are ready after {wait:g} s; "
+                                  f"missing: {', '.join(absent)}; bring them, or {_without(ready)}")  # fmt: skip
             time.sleep(0.02)
 
     def dismiss(self, wait: float = 10.0) -> None:
@@ -191,22 +241,23 @@ class Sites:
         try:
             if isinstance(found, Lost):
                 raise DataError(found.reason)
-            fields = unpack(found.pieces, 1 << 24).fields
+            fields = unpack(found.pieces, GREETING).fields
             if fields.get("kind") == "failed":
                 raise DataError(_text(fields.get("reason")))
             if kind == "hello":
                 self._greeted(node, fields, key_name)
             elif kind == "join":
                 self._joined(node, fields)
-        except (DataError, WireError) as error:
+        except Exception as error:  # whatever comes of what a site says is that site's trouble
+            why = str(error) if isinstance(error, FedKinError) else f"its words made no sense ({type(error).__name__})"
             if isinstance(found, Lost):
                 self._met.discard(node)  # if it is still there, it is greeted again
             name = next((n for n, other in self._nodes.items() if other == node), key_name)
-            self._say(f"site {name!r}: {error}" if name else f"a site without a name: {error}")
-            if kind == "join" and name:
-                self.trouble[name] = str(error)
-            elif kind == "hello" and not isinstance(found, Lost):
-                self._refuse(node, str(error))
+            self._say(f"site {name!r}: {why}" if name else f"a site without a name: {why}")
+            if name and not isinstance(found, Lost):
+                self.trouble[name] = why
+            if kind == "hello" and not isinstance(found, Lost):
+                self._refuse(node, why)
 
     def _greeted(self, node: int, fields: Mapping[str, Any], key_name: str | None) -> None:
         from fedkin import __version__
@@ -217,6 +268,8 @@ class Sites:
             raise DataError(f"its key is signed for {key_name!r}, it calls itself {name!r}")
         if fields.get("fedkin") != __version__:
             raise DataError(f"it has FedKin {_text(fields.get('fedkin'))}, the server {__version__}")
+        if len(facts.labels) > self._most_classes:
+            raise DataError(f"it names {len(facts.labels)} classes, more than --max-classes {self._most_classes}")
         process = _text(fields.get("process"))
         if self._nodes.get(name, node) != node and (not process or self._processes.get(name) != process):
             raise DataError(f"a site named {name!r} is connected already")
@@ -225,6 +278,7 @@ class Sites:
         if self._seats and self.facts[name] != facts:
             raise DataError("its data are not those it began the run with")
         self._nodes[name], self.facts[name], self._processes[name] = node, facts, process
+        self.trouble.pop(name, None)
         if self._invitation is not None:
             self._invite(name)
 
@@ -261,8 +315,11 @@ class Sites:
         self.tick()
         return client in self._ready
 
-    def send(self, ids: Sequence[int], message: Mapping[str, object], fields: Mapping[str, Any]) -> dict[int, str]:
+    def send(
+        self, ids: Sequence[int], message: Mapping[str, object], fields: Mapping[str, Any], bounds: Bounds
+    ) -> dict[int, str]:
         self.tick()
+        limit = self._link.limit if bounds.bytes is None else min(bounds.bytes, self._link.limit)
         away: dict[int, str] = {}
         shared = {k: v for k, v in message.items() if not isinstance(v, Each)}
         rows = {k: v for k, v in message.items() if isinstance(v, Each)}
@@ -275,40 +332,43 @@ class Sites:
                      "nonce": secrets.token_hex(16)}  # fmt: skip
             mine = pack({k: Each(v.rows[place : place + 1]) for k, v in rows.items()}, whole, self._transport)
             parcels = {**common, "own": self._link.records(mine)}
-            ticket = self._link.push(self._nodes[self._seats[client]], parcels, self._deadline + MARGIN)
+            ticket = self._link.push(self._nodes[self._seats[client]], parcels, bounds.seconds + MARGIN)
             if ticket is None:
                 away[client] = "the connection to it was lost"
             else:
-                self._calls[ticket] = client
+                self._calls[ticket] = client, limit
         return away
 
-    def collect(self) -> dict[int, Delivery | str]:
+    def collect(self) -> dict[int, Came]:
         self.tick()
-        came: dict[int, Delivery | str] = {}
+        came: dict[int, Came] = {}
         for found in self._link.pull(list(self._calls)) if self._calls else []:
-            client = self._calls.pop(found.ticket)
-            came[client] = found.reason if isinstance(found, Lost) else _delivery(found.pieces, self._link.limit)
+            client, limit = self._calls.pop(found.ticket)
+            if isinstance(found, Lost):
+                came[client] = Invalid(found.reason) if found.invalid else found.reason
+            else:
+                came[client] = delivery(found.pieces, limit)
         return came
 
     def cancel(self, ids: Sequence[int]) -> None:
-        tickets = [t for t, client in self._calls.items() if client in ids]
+        tickets = [t for t, (client, _) in self._calls.items() if client in ids]
         self._link.forget(tickets)
         for ticket in tickets:
             del self._calls[ticket]
 
 
-def _delivery(pieces: list[bytes], limit: int) -> Delivery | str:
-    size = sum(map(len, pieces))
-    if size > limit:
-        return f"its reply has {size} bytes, more than the limit of {limit}"
+def delivery(pieces: list[bytes], limit: int) -> Came:
+    """A reply as it came, made into values if those take no more than `limit` bytes."""
     try:
-        parcel = unpack(pieces, LIMIT)
+        parcel = unpack(pieces, limit)
     except WireError as error:
-        return str(error)
+        return Invalid(str(error))
+    except Exception as error:  # nothing that a site sends ends the server
+        return Invalid(f"its reply cannot be read ({type(error).__name__})")
     if parcel.fields.get("kind") == "failed":
-        return _text(parcel.fields.get("reason"))
+        return f"it says that it failed: {_text(parcel.fields.get('reason'))}"
     if parcel.fields.get("kind") != "reply":
-        return "its reply is not one"
+        return Invalid("its reply is not one")
     return Delivery(parcel.values, parcel.fields)
 
 
@@ -316,6 +376,10 @@ def _text(value: object) -> str:
     """What a site says, safe to show."""
     text = value if isinstance(value, str) else ""
     return "".join(c if c.isprintable() else " " for c in text[:500])
+
+
+def _without(sites: int) -> str:
+    return f"start with those who came: --least {max(1, sites)}"
 
 
 def _named(names: Mapping[str, object]) -> str:

@@ -37,6 +37,7 @@ MAGIC = b"FKW1"
 HEADER = 1 << 20  # bytes of a header, at most
 VALUES = 256  # values in a parcel, at most
 AXES = 8
+MOST = 1 << 40  # numbers in a tensor, fewer than
 LIMIT = 2 << 30  # bytes that a parcel may become
 SMALL = 1024  # shorter tensors always travel exactly
 BLOCK = 1024  # numbers that share a scale in int8
@@ -150,10 +151,13 @@ def pieces(parcel: bytes, size: int) -> list[bytes]:
 def unpack(parcel: bytes | Iterable[bytes], limit: int = LIMIT) -> Parcel:
     """What a parcel (or its pieces) holds; `WireError` says what is wrong with it.
 
-    `limit` bounds what it may become in memory, which is looked at before anything is made."""
-    whole = parcel if isinstance(parcel, bytes) else b"".join(parcel)
-    if len(whole) > limit:
-        _refuse(f"{len(whole)} bytes, more than the limit of {limit}")
+    `limit` bounds what it may become in memory, which is looked at before anything is made, even of pieces; while it
+    is unpacked, a few times as much is needed."""
+    parts = [parcel] if isinstance(parcel, bytes) else list(parcel)
+    size = sum(map(len, parts))
+    if size > limit:
+        _refuse(f"{size} bytes, more than the limit of {limit}")
+    whole = b"".join(parts)
     if whole[:4] != MAGIC:
         _refuse("it does not begin like a FedKin message")
     length = int.from_bytes(whole[4:8], "little")
@@ -273,8 +277,10 @@ def _shape(name: str, shape: object) -> tuple[int, ...]:
     if not isinstance(shape, list) or len(shape) > AXES:
         _refuse(f"{name!r} has no proper shape")
     for n in shape:
-        if not isinstance(n, int) or isinstance(n, bool) or not 0 <= n < 1 << 40:
+        if not isinstance(n, int) or isinstance(n, bool) or not 0 <= n < MOST:
             _refuse(f"{name!r} has no proper shape")
+    if math.prod(max(1, n) for n in shape) >= MOST:  # even of a tensor without numbers: its strides are numbers too
+        _refuse(f"{name!r} has no proper shape")
     return tuple(shape)
 
 

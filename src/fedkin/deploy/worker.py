@@ -33,6 +33,7 @@ from fedkin.deploy.model_file import Card, tensors_of
 from fedkin.deploy.model_file import save as save_model
 from fedkin.deploy.state import Stamp, Vault, write_private
 from fedkin.deploy.wire import Parcel, Transport, pack, unpack
+from fedkin.engines.flower import MEASURED
 from fedkin.errors import FedKinError
 from fedkin.federation import Masked, wire_bytes
 from fedkin.layout import Layout
@@ -274,7 +275,7 @@ class Worker:
             rows = checked.pop(PERSONAL)
             if isinstance(rows, Tensor):
                 self._keep_model(job, rows, number)
-            checked = {k: v.sum(1, keepdim=True) if _per_class(v) else v for k, v in checked.items()}
+            checked = {k: v.sum(1, keepdim=True) if _per_class(v) else v for k, v in checked.items() if k in MEASURED}
         else:
             job.stamp = Stamp(number, call, job.attempt, phase)
             job.vault.save(job.stamp, job.store.tensors)

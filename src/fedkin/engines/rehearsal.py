@@ -1,0 +1,89 @@
+"""What a reply has to look like, known before anybody is asked: the server plays the client once, by itself.
+
+A made-up client of a few samples of the right shape, with every class that so few can have, runs the very function
+that the sites will run, on the very message they will get. What comes back is thrown away but for its names, shapes
+and types. That holds for every client because replies are stacked, one row a client: what a row looks like may depend
+on the method, its options, the network and the message, and on nothing that only a client knows.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkin.cohort import Cohort, Site, Store
+from fedkin.compute.batches import Source
+from fedkin.compute.choice import Chooser
+from fedkin.errors import FedKinError
+from fedkin.federation import Each, Masked, Spec, spec_of
+
+if TYPE_CHECKING:
+    from fedkin.methods.base import Method
+
+SAMPLES = 4  # of each part of the made-up client's data
+SLACK = 1 << 20  # bytes of a header, at most
+
+
+class Rehearsal:
+    """Specs of replies, by phase and kind of message. `method` is a client half of its own."""
+
+    def __init__(self, site: Site, method: Method, shape: tuple[int, ...], dtype: str) -> None:
+        self._method = method
+        rng = np.random.Generator(np.random.PCG64(site.seed))
+        x = rng.integers(0, 256, (3 * SAMPLES, *shape)) if dtype == "uint8" else rng.random((3 * SAMPLES, *shape))
+        y = np.arange(3 * SAMPLES) % site.classes
+        rows = np.split(np.arange(3 * SAMPLES), 3)
+        self._site = replace(
+            site, source=Source(x.astype(dtype), y, torch.device("cpu")), names=["rehearsal"],
+            parts={"train": [rows[0]], "validation": [rows[1]], "test": [rows[2]]},
+            training=replace(site.training, epochs=1, batch=min(site.training.batch, SAMPLES)),
+            store=Store(1, site.store.keeps, site.layout, site.initial), chooser=Chooser("each"),
+        )  # fmt: skip
+        self._known: dict[object, tuple[Spec | str, int]] = {}
+
+    def __call__(self, function: str, message: Mapping[str, object], round: int, anew: bool = False) -> Spec | str:
+        """The spec of one client's reply, or why it cannot be known. `anew`: as of this very round and message, where
+        what is remembered is of another; the same phase may answer otherwise later on."""
+        kind = (function, tuple((k, _kind(v)) for k, v in message.items()))
+        found = self._known.get(kind)
+        if found is None or (anew and found[1] != round):
+            found = self._known[kind] = self._play(function, message, round), round
+        return found[0]
+
+    def _play(self, function: str, message: Mapping[str, object], round: int) -> Spec | str:
+        given = {k: v.rows[:1] if isinstance(v, Each) else v for k, v in message.items()}
+        drawn = np.random.get_state(), torch.get_rng_state(), random.getstate()  # noqa: NPY002
+        try:
+            cohort = Cohort(self._site, np.zeros(1, np.int64), round, function)
+            reply = getattr(self._method, function)(cohort, **given) or {}
+            for name, value in reply.items():
+                tensor = value.values if isinstance(value, Masked) else value
+                if not isinstance(tensor, Tensor) or tensor.dim() == 0 or len(tensor) != 1:
+                    raise FedKinError(f"{name!r} is not one row for one client")
+            return spec_of(reply)
+        except Exception as error:  # a function of somebody's own that needs more than a made-up client has
+            return f"{type(error).__name__}: {error}"[:300]
+        finally:
+            np.random.set_state(drawn[0])  # noqa: NPY002
+            torch.set_rng_state(drawn[1])
+            random.setstate(drawn[2])
+
+
+def most_bytes(spec: Spec) -> int:
+    """What a reply may become in memory: twice what the right one does, and a header."""
+    whole = {name: math.prod(shape) for name, (shape, _, _) in spec.items()}
+    sizes = [n * (2 * spec[k][1].itemsize + 1 if spec[k][2] else spec[k][1].itemsize) for k, n in whole.items()]
+    return 2 * sum(sizes) + SLACK
+
+
+def _kind(value: object) -> object:
+    """What a reply's look may depend on: a message's shapes, not what is in it."""
+    tensor = value.rows[0] if isinstance(value, Each) and len(value.rows) else value
+    return (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, Tensor) else type(value).__name__
