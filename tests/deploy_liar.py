@@ -62,18 +62,8 @@ def install(lies: list[str]) -> None:
 
 def wrong_clock(ahead: float) -> None:
     """A machine whose clock is wrong, as far as Python can tell."""
-    from datetime import timedelta
-
-    import flwr.app.message.message as messages
-    import flwr.supercore.date as date
-
-    honest_time, honest_now = time.time, date.now
+    honest_time = time.time
     time.time = lambda: honest_time() + ahead
-
-    def now() -> Any:
-        return honest_now() + timedelta(seconds=ahead)
-
-    date.now = messages.now = now
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("flwr")
+pytest.importorskip("cryptography")
 
 from typer.testing import CliRunner
 

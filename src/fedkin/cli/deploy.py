@@ -110,8 +110,11 @@ def _say(text: str) -> None:
 def client(
     server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Where `fedkin server` serves.")],
     data: Annotated[str, typer.Option("--data", metavar="FILE", help="This site's samples: .npz, .csv or .parquet.")],
-    name: Annotated[str, typer.Option("--name", metavar="SITE", help="This site's name, as its key is signed.")],
+    name: Annotated[str, typer.Option("--name", metavar="SITE", help="This site's name, as in its certificate.")],
     key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="This site's private key.")] = None,
+    cert: Annotated[
+        str | None, typer.Option("--cert", metavar="FILE", help="This site's certificate [beside the key, .crt].")
+    ] = None,
     ca: Annotated[str | None, typer.Option("--ca", metavar="FILE", help="The server's ca.crt.")] = None,
     insecure: Insecure = False,
     folder: Annotated[
@@ -140,19 +143,19 @@ def client(
     to personal.safetensors in its folder.
     """
     from fedkin.deploy.doctor import address
-    from fedkin.deploy.keys import load_private, site_name
+    from fedkin.deploy.keys import identity_of, site_name
 
     site_name(name)
     host, port = address(server)
     if noise not in ("secret", "shared"):
         raise UsageError(f"--noise {noise}: choose secret or shared")
-    if insecure and (key or ca):
-        raise UsageError("--insecure goes without --key and --ca")
+    if insecure and (key or ca or cert):
+        raise UsageError("--insecure goes without --key, --cert and --ca")
     if not insecure and (key is None or ca is None):
         raise UsageError("give --key and --ca; for a trial without any protection, --insecure")
-    if ca is not None and not Path(ca).expanduser().is_file():
-        raise UsageError(f"{ca}: no such file; get ca.crt from whoever runs the server")
-    private = load_private(key) if key is not None else None
+    identity = None if key is None or ca is None else identity_of(key, ca, cert)
+    if identity is not None and (found := identity.check().name) != name:
+        raise UsageError(f"--name {name}: the certificate {identity.certificate} is that of {found!r}")
 
     from fedkin.deploy.client import Where, serve
     from fedkin.deploy.worker import Worker
@@ -162,8 +165,7 @@ def client(
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     signal.signal(signal.SIGTERM, _interrupt)  # so that it says goodbye
     try:
-        certificate = Path(ca).expanduser() if ca else None
-        serve(worker, Where(shown, certificate, private, give_up), _line, stay)
+        serve(worker, Where(shown, identity, give_up), _line, stay)
     except KeyboardInterrupt:
         _line("stopped; what this site keeps is in its folder, start it again to go on")
         raise typer.Exit(130) from None

@@ -82,14 +82,15 @@ def _phases(link: Any, serving: Serving, model: str, phases: int, clients: int) 
     shared = {"config": settings, "labels": list(range(10)), "transport": "fp32", "round": 0}
     sites.seat(facts, "measure", 1, lambda place: (shared, {"initial": job.site.initial}))
     sites.assemble(300, clients)
-    door, spent, down, up = link.link.door, [], 0, 0
+    spent, down, up = [], 0, 0
     for _ in range(phases):
         time.sleep(0.3)  # so that the last answers are through and counted
-        before = (time.monotonic(), door.sent, door.received)
+        before = (time.monotonic(), *link.link.traffic)
         job.method.round(job.fed, job.fed.all)
         spent.append(time.monotonic() - before[0] - max(watched.worked.values(), default=0.0))
         time.sleep(0.3)
-        down, up = down + door.sent - before[1], up + door.received - before[2]
+        after = link.link.traffic
+        down, up = down + after[0] - before[1], up + after[1] - before[2]
         job.fed.round += 1
     counted = [sum(getattr(e, k) for e in job.fed.exchanges) for k in ("bytes_down", "bytes_up")]
     sites.dismiss()
