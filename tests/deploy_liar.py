@@ -60,16 +60,6 @@ def install(lies: list[str]) -> None:
     worker.Worker._call, node.Node.reply = call, reply  # type: ignore[method-assign]
 
 
-def wrong_clock(ahead: float) -> None:
-    """A machine whose clock is wrong, as far as Python can tell."""
-    honest_time = time.time
-    time.time = lambda: honest_time() + ahead
-
-
 if __name__ == "__main__":
-    lies = sys.argv.pop(1).split(",")
-    if lies[0].startswith("clock"):
-        wrong_clock(float(lies[0].removeprefix("clock")))
-    else:
-        install(lies)
+    install(sys.argv.pop(1).split(","))
     main()

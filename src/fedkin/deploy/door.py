@@ -32,7 +32,7 @@ IDLE = 90.0  # seconds until the headers of a connection's next request are ther
 SLOWEST = 32 << 10  # bytes a second at which a body has to move
 PATIENCE = 60.0  # seconds that any body may take
 PIECE = 256 << 10  # bytes handed to a connection at once
-LINGER = 1.0  # seconds to let an answer through where the request was not read to its end
+LINGER, UNREAD = 1.0, 1 << 20  # seconds and bytes to let an answer through where a request is not wanted to its end
 
 T = TypeVar("T")
 log = logging.getLogger("fedkin.deploy")
@@ -116,7 +116,7 @@ class Connection:
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
         async with asyncio.timeout(IDLE):
-            event = await self._next()
+            event = await self._next(HEADERS // 4)  # h11 bounds what is not complete: no more may come at once
         if not isinstance(event, h11.Request):
             return None
         self._head = event.method == b"HEAD"
@@ -168,11 +168,11 @@ class Connection:
 
     async def close(self) -> None:
         """Hang up; where a request was not read to its end, only after the other side could read the answer."""
-        with suppress(OSError, TimeoutError):
+        with suppress(OSError, TimeoutError, h11.ProtocolError):
             async with asyncio.timeout(LINGER):
-                if self._http.their_state is not h11.DONE and self.sent:
-                    while await self._reader.read(PIECE):
-                        pass
+                until = self.received + UNREAD
+                while self._http.their_state is h11.SEND_BODY and self.received < until:
+                    await self._next()
         self._writer.close()
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(LINGER):
@@ -182,9 +182,9 @@ class Connection:
     def abort(self) -> None:
         self._writer.transport.abort()
 
-    async def _next(self) -> Any:
+    async def _next(self, most: int = PIECE) -> Any:
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            data = await self._reader.read(PIECE)
+            data = await self._reader.read(most)
             self.received += len(data)
             self._http.receive_data(data)
         return event
@@ -306,5 +306,6 @@ class Door:
             except Stop as stop:
                 answer, last = stop.answer, True
             except h11.RemoteProtocolError as error:
-                answer, last = Answer(error.error_status_hint, body=[b"not HTTP as it is spoken here"]), True
+                status = 431 if error.error_status_hint == 431 else 400
+                answer, last = Answer(status, body=[b"not HTTP as it is spoken here"]), True
             last = not await connection.answer(answer, last)

@@ -78,6 +78,7 @@ def _phases(link: Any, serving: Serving, model: str, phases: int, clients: int) 
     watched = Watched(sites)
     config = make_config({"method": "fedavg", "model": model, "epochs": 1, "rounds": phases, "batch": 20})
     job = prepare_deployed(config, facts, FlowerEngine(watched, [f.name for f in facts], serving.terms))
+    link.link.limit = 8 * 4 * job.site.layout.width
     settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}
     shared = {"config": settings, "labels": list(range(10)), "transport": "fp32", "round": 0}
     sites.seat(facts, "measure", 1, lambda place: (shared, {"initial": job.site.initial}))

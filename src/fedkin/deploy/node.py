@@ -117,8 +117,8 @@ class Node:
         missed = 0
         while not self._stopped.wait(BEAT * random.uniform(0.8, 1.2)):
             try:
-                with self._request(self._beats, "/beat", self._known(), b"", timeout=3 * BEAT) as answer:
-                    status = answer.status_code
+                with self._request(self._beats, "/beat", self._known(), b"", timeout=3 * BEAT) as response:
+                    status = _read(response, WORDS).status  # to its end, or the connection could not be kept
                 missed = 0
                 if status != 204:
                     self._lost = "the server does not know this site any more"
@@ -219,9 +219,7 @@ def _read(response: Any, most: int) -> _Answer:
     headers = {name.lower(): value for name, value in response.headers.items()}
     if "content-encoding" in headers:
         raise FedKinError("the server sends a compressed answer: not taken")
-    if response.status_code == 204:
-        return _Answer(204, headers, b"")
-    length = headers.get("content-length", "")
+    length = headers.get("content-length", "" if response.status_code != 204 else "0")
     if not (length.isascii() and length.isdigit()) or len(length) > 15:
         raise FedKinError("the server does not say how long its answer is: not taken")
     if int(length) > most:
