@@ -693,3 +693,24 @@ def test_a_hostile_server_does_not_fill_a_sites_memory(kind: str) -> None:
                               env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 30_000, done.stdout  # kB
+
+
+# ---------------------------------------------------------------- what a server says of its disk
+
+
+def test_a_full_disk_names_the_servers_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from fedkin.track import runs
+    from fedkin.track.checkpoint import DiskFull
+    from fedkin.track.folder import SITES
+
+    def full(*_: object) -> None:
+        raise DiskFull("the disk is full")
+
+    monkeypatch.setattr(runs, "drive", full)
+    recorder = SimpleNamespace(folder=tmp_path, stopped=lambda *_: None)
+    for command in (f"fedkin resume {tmp_path.name}", f"fedkin server --resume {tmp_path.name}"):
+        with pytest.raises(DiskFull, match=command):
+            runs.follow(None, recorder)  # type: ignore[arg-type]
+        (tmp_path / SITES).write_text("[]")

@@ -131,6 +131,13 @@ def client(
             help="Draw noise from a seed of this site's own, or the run's.",
         ),
     ] = "secret",
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="FILE.toml", help="What this site allows, whatever the server asks."),
+    ] = None,
+    max_message: Annotated[
+        int, typer.Option("--max-message", min=1, metavar="MB", help="Largest message that this site takes.")
+    ] = 1024,
     stay: Annotated[bool, typer.Option("--stay", help="After a run, wait for the next.")] = False,
     give_up: Annotated[
         float | None, typer.Option("--give-up", metavar="SECONDS", help="End after so long without a server.")
@@ -139,8 +146,8 @@ def client(
     """Take part in a federation with this machine's data, which stay here.
 
     Runs until the server says that the run is over; comes back by itself when the server or the network was away. Every
-    line that begins with "sent:" says in words and bytes what left this machine. The model for this site is written
-    to personal.safetensors in its folder.
+    line that begins with "sent:" says in words and bytes what left this machine, and record.jsonl in its folder keeps
+    what was asked and answered. The model for this site is written to personal.safetensors there when the run is over.
     """
     from fedkin.deploy.doctor import address
     from fedkin.deploy.keys import identity_of, site_name
@@ -158,10 +165,13 @@ def client(
         raise UsageError(f"--name {name}: the certificate {identity.certificate} is that of {found!r}")
 
     from fedkin.deploy.client import Where, serve
-    from fedkin.deploy.worker import Worker
+    from fedkin.deploy.policy import Policy
+    from fedkin.deploy.worker import TRAVELS, Worker
 
+    rules = Policy.read(policy, TRAVELS) if policy is not None else Policy()
     where = Path(folder).expanduser() if folder else Path(f"fedkin-{name}")
-    worker = Worker(name, Path(data).expanduser(), where, _line, label, device, secret=noise == "secret")
+    worker = Worker(name, Path(data).expanduser(), where, _line, label, device, secret=noise == "secret",
+                    limit=max_message << 20, policy=rules)  # fmt: skip
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     signal.signal(signal.SIGTERM, _interrupt)  # so that it says goodbye
     try:

@@ -204,6 +204,9 @@ def doctor(
     config: Annotated[
         str | None, typer.Option("--config", metavar="FILE.toml", help="The experiment, for its model.")
     ] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", metavar="FILE.toml", help="What this site allows; with --config, of it.")
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="The server was started without TLS.")] = False,
     join: Annotated[
         bool, typer.Option("--join", help="Also be let in by the server, and leave at once; not beside a client.")
@@ -220,12 +223,12 @@ def doctor(
 
     if server is not None:
         address(server)
-    if server is None and key is None and data is None:
-        raise UsageError("nothing to check: give --data, --key or --server (with --ca)")
+    if server is None and key is None and data is None and policy is None:
+        raise UsageError("nothing to check: give --data, --key, --policy or --server (with --ca)")
     settings = make_config(from_file(config)) if config else None
     out, steps = screen(), []
-    for step in examine(server=server, ca=ca, key=key, cert=cert, data=data, config=settings, insecure=insecure,
-                        join=join):  # fmt: skip
+    for step in examine(server=server, ca=ca, key=key, cert=cert, data=data, config=settings, policy=policy,
+                        insecure=insecure, join=join):  # fmt: skip
         steps.append(step)
         if not json:
             out.print(f"[{COLOURS[step.state]}]{step.state:<8}[/] {step.name}: {escape(step.found)}", soft_wrap=True)

@@ -45,6 +45,7 @@ def examine(
     cert: str | None = None,
     data: str | None = None,
     config: Config | None = None,
+    policy: str | None = None,
     insecure: bool = False,
     join: bool = False,
     wait: float = WAIT,
@@ -55,6 +56,8 @@ def examine(
     yield _packages()
     if data is not None:
         yield from _data(data, config)
+    if policy is not None:
+        yield _policy(policy, config)
     if key is not None:
         yield _key(key)
         if ca is not None:
@@ -132,6 +135,23 @@ def _data(data: str, config: Config | None) -> Iterator[Step]:
     else:
         yield Step("classes", "ok", shown)
     yield _fits(x, y, config)
+
+
+def _policy(policy: str, config: Config | None) -> Step:
+    from fedkin.deploy.policy import Declined, Policy
+    from fedkin.deploy.worker import TRAVELS
+    from fedkin.methods import METHODS, options_of
+
+    try:
+        rules = Policy.read(policy, TRAVELS)
+        if config is None:
+            return Step("policy", "ok", f"{policy} can be kept; --config FILE.toml asks it about an experiment")
+        rules.check(config, options_of(METHODS[config.method], config.options, config.method))
+    except Declined as error:
+        return Step("policy", "failed", f"the experiment is declined: {error}", "agree with whoever runs the server")
+    except FedKinError as error:
+        return Step("policy", "failed", str(error), "docs/security.md shows what a policy looks like")
+    return Step("policy", "ok", f"{policy} allows the experiment")
 
 
 def _classes(y: Any) -> tuple[list[str], list[int]]:

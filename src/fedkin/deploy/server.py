@@ -131,6 +131,7 @@ def run_server(
         _bound(link.link, job, serving)
         with Recorder.create(runs_folder(config.runs_dir), job, job.config) as recorder:
             link.folder = recorder.folder
+            link.folder.chmod(0o700)  # what the sites sent is nobody else's business
             (recorder.folder / SITES).write_text(json.dumps([f.plain() for f in facts]))
             recorder.attach(job)
             return _serve(job, sites, facts, recorder, serving, count, on_event, say, signals)
