@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,15 @@ def test_a_coarse_answer_has_few_values(right: int) -> None:
     assert torch.equal(policy(evaluation="exact").coarse(values)["correct"], values["correct"])  # type: ignore[arg-type]
     with pytest.raises(Declined, match="no evaluation"):
         policy(evaluation="none").coarse(values)
+
+
+def test_the_policy_on_the_security_page_is_one() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "security.md").read_text(encoding="utf-8")
+    [body] = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    made = Policy.of(tomllib.loads(body), TRAVELS)
+    assert (made.methods, made.questions, made.evaluation) == (("fedcap", "fedpkda"), 12, 0.1)
+    assert not allows(made, "fedcap", epochs=20)
+    assert allows(made, "fedcap", {"lam": 0.5}, epochs=2, rounds=200)
 
 
 # ---------------------------------------------------------------- at a site

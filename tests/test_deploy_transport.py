@@ -288,6 +288,97 @@ def test_without_tls_only_on_this_machine() -> None:
         assert live.pull([ticket]) == [Arrived(ticket, [b"mine"])]
 
 
+def test_the_server_does_not_need_the_authoritys_key(tmp_path: Path) -> None:
+    own = keys.new_folder(tmp_path / "keys", ["127.0.0.1"], ["oslo"])
+    (own / "ca.key").unlink()
+    assert keys.check_server(own) == []
+    with serving(own) as live, Node(where(live), identity(own, "oslo")) as site:
+        exchange(live, site)
+
+
+# ---------------------------------------------------------------- somebody on the way
+
+
+class Between:
+    """Carries bytes between a site and the server, and does something to them: `harm(number of the chunk, bytes)`."""
+
+    def __init__(self, to: int, harm: Callable[[int, bytes], bytes]) -> None:
+        self.said, self._to, self._harm, self._count = list[bytes](), to, harm, 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                one, _ = self._listener.accept()
+                other = socket.create_connection(("127.0.0.1", self._to))
+                for a, b, keep in ((one, other, True), (other, one, False)):
+                    threading.Thread(target=self._carry, args=(a, b, keep), daemon=True).start()
+
+    def _carry(self, a: socket.socket, b: socket.socket, keep: bool) -> None:
+        with suppress(OSError):
+            while part := a.recv(65536):
+                self._count += 1
+                if keep:
+                    self.said.append(part)
+                b.sendall(self._harm(self._count, part))
+        for end in (a, b):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_delayed_and_flipped_traffic_breaks_connections_and_no_letters(folder: Path) -> None:
+    """What arrives is what was sent, or nothing and then the same again."""
+
+    def harm(number: int, part: bytes) -> bytes:
+        time.sleep(0.01)
+        if number % 23:
+            return part
+        flipped = bytearray(part)
+        flipped[len(part) // 2] ^= 1
+        return bytes(flipped)
+
+    with serving(folder) as live, closing(Between(live.port, harm)) as between:
+        done, there = 0, f"127.0.0.1:{between.port}"
+        for _ in range(30):
+            with suppress(Unreachable), Node(there, identity(folder, "oslo"), process="p") as site:
+                for _ in range(8):
+                    number = next(iter(live.nodes()), None)
+                    if number is None:  # both of its connections broke
+                        break
+                    ticket = live.push(number, {"own": [b"mine"], "all": [bytes(range(256)) * 400]}, 60)
+                    assert ticket is not None
+                    incoming = site.receive()
+                    assert incoming is not None
+                    assert incoming.parcels == {"own": [b"mine"], "all": [bytes(range(256)) * 400]}
+                    site.reply(incoming, [bytes(range(255, -1, -1)) * 400])
+                    [found] = live.pull([ticket])
+                    assert found == Arrived(ticket, [bytes(range(255, -1, -1)) * 400])
+                    done += 1
+            if done >= 8:
+                break
+        assert done >= 8
+        assert between._count > 23
+
+
+def test_replayed_traffic_is_nothing(folder: Path) -> None:
+    with serving(folder) as live, closing(Between(live.port, lambda _, part: part)) as between:
+        with Node(f"127.0.0.1:{between.port}", identity(folder, "oslo")) as site:
+            exchange(live, site)
+        eventually(lambda: live.nodes() == {})
+        before = live.traffic
+        with closing(dial(live)) as again:
+            for part in between.said:
+                with suppress(OSError):
+                    again.sendall(part)
+            assert b"HTTP" not in listen(again)
+        assert (live.nodes(), live.traffic) == ({}, before)
+
+
 # ---------------------------------------------------------------- strangers
 
 

@@ -13,6 +13,8 @@ from fedkin.cli.console import guarded, messages, percent, print_json, screen, t
 from fedkin.errors import UsageError
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from fedkin.deploy.keys import Certificate, Site
 
 COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
@@ -157,14 +159,17 @@ def _show_folder(folder: str, json: bool) -> None:
     from fedkin.deploy.keys import certificate, sites
 
     known = sites(folder)
+    files = {name: Path(folder).expanduser() / "sites" / f"{name}.crt" for name in known}
+    ends = {name: certificate(path).expires for name, path in files.items() if path.exists()}
     ca, server = (certificate(Path(folder).expanduser() / name) for name in ("ca.crt", "server.crt"))
     if json:
         return print_json({"folder": folder, "authority": _facts(ca), "server": _facts(server),
-                           "sites": {s.name: s.fingerprint for s in known.values()}})  # fmt: skip
+                           "sites": {s.name: s.fingerprint for s in known.values()},
+                           "expires": {name: end.isoformat() for name, end in ends.items()}})  # fmt: skip
     out = screen()
     out.print(_certificates(ca, server))
     out.print(f"SHA-256 of ca.crt: {ca.fingerprint}", soft_wrap=True)
-    out.print(_sites(list(known.values())) if known else "no site may join yet: fedkin keys sign DIR NAME.csr")
+    out.print(_sites(list(known.values()), ends) if known else "no site may join yet: fedkin keys sign DIR NAME.csr")
 
 
 def _facts(cert: Certificate) -> dict[str, Any]:
@@ -179,10 +184,10 @@ def _certificates(ca: Certificate, server: Certificate) -> Any:
     return made
 
 
-def _sites(known: list[Site]) -> Any:
-    made = table(None, "site", "fingerprint")
+def _sites(known: list[Site], ends: dict[str, datetime]) -> Any:
+    made = table(None, "site", "fingerprint", "valid until")
     for site in known:
-        made.add_row(site.name, site.fingerprint)
+        made.add_row(site.name, site.fingerprint, f"{ends[site.name]:%Y-%m-%d}" if site.name in ends else "")
     return made
 
 

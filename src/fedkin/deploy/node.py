@@ -165,6 +165,8 @@ class Node:
                 reason = f"{type(error).__name__}: {error}"
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     raise _for_good(f"the server's certificate is not accepted: {error}") from None
+                if path == "/open" and isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
+                    reason += "; it hung up: if it does so every time, it does not accept this site's certificate"
             if self._stopped.wait(0.2 * 2**attempt * random.uniform(0.5, 1.5)):
                 break
         raise Unreachable(f"{self._server} cannot be reached ({reason})")

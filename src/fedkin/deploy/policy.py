@@ -69,10 +69,10 @@ class Rule:
     def check(self, name: str, value: Any) -> None:
         if self.among is not None and not any(_same(value, one) for one in self.among):
             raise Declined(f"{name}={value!r}: this site's policy allows {', '.join(map(repr, self.among))}")
-        for bound, word, passes in ((self.least, "at least", lambda v, b: v >= b),
-                                    (self.most, "at most", lambda v, b: v <= b)):  # fmt: skip
-            if bound is not None and not (_number(value) and passes(value, bound)):
-                raise Declined(f"{name}={value!r}: this site's policy allows {word} {bound:g}")
+        if self.least is not None and not (_number(value) and value >= self.least):
+            raise Declined(f"{name}={value!r}: this site's policy allows at least {self.least:g}")
+        if self.most is not None and not (_number(value) and value <= self.most):
+            raise Declined(f"{name}={value!r}: this site's policy allows at most {self.most:g}")
 
 
 @dataclass(frozen=True)
