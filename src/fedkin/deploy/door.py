@@ -248,9 +248,9 @@ class Door:
         assert task is not None
         try:
             connection = await self._shake_hands(accepted)
-        except (OSError, ValueError):  # what is wrong with a handshake; asyncio closes the connection
+        except (OSError, ValueError, asyncio.CancelledError):  # asyncio closes the connection
             self._crowd.remove(task)
-            return
+            return  # without the error: kept in the task, it would keep the connection's buffers
         if self._context is not None:
             self._crowd.remove(task)
         self._open.add(connection)

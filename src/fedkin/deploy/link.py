@@ -268,7 +268,8 @@ class Link:
     def _session(self, connection: Connection, name: str | None, given: str) -> _Session:
         number, _, token = given.partition(".")
         with self._lock:
-            session = self._sessions.get(int(number)) if number.isascii() and number.isdigit() else None
+            whole = number.isascii() and number.isdigit() and len(number) < 16
+            session = self._sessions.get(int(number)) if whole else None
             known = session is not None and secrets.compare_digest(session.token.encode(), token.encode())
             if session is None or not known or session.name != name:
                 raise Stop(410, "no such session: open one")
