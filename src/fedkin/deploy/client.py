@@ -14,6 +14,7 @@ from fedkin.deploy.worker import Say, Worker
 from fedkin.errors import FedKinError
 
 LONGEST = 30.0  # seconds between two tries
+SLOWLY = 0.1  # seconds before an answer that is none
 LET_IN = 120.0  # seconds to keep knocking where the server says no: one that died is missed for a while
 
 
@@ -72,6 +73,8 @@ def _listen(worker: Worker, node: Node, seen: Callable[[], None]) -> None:
                 reason = f"a reply of {len(reply)} bytes: the server's limit is {incoming.most} (--max-message)"
                 worker.say(f"failed: {reason}")
                 reply = pack({}, {"kind": "failed", "reason": reason})
+            if worker.failed:
+                time.sleep(SLOWLY)  # a server that asks in vain fills neither a disk nor a log
             node.reply(incoming, [reply])
             if worker.refused is not None:
                 reason, worker.refused = worker.refused, None

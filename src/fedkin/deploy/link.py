@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ HOLD = 10.0  # seconds that a question for a letter is held
 GRACE = 2.0  # seconds without any connection after which a session is over
 SILENCE = 30.0  # seconds without a word after which it is over, too
 SESSIONS = 1000  # at most, where no certificates are asked for
+OFTEN, WHILE = 30, 60.0  # sessions that one site may open within so many seconds
 GREETING = 2 << 20  # bytes of a reply before it is known how large a model is
 STARTUP = 20.0
 
@@ -93,6 +95,7 @@ class Link:
         self._sessions: dict[int, _Session] = {}
         self._letters: dict[str, tuple[_Session, _Letter]] = {}
         self._nodes = 0
+        self._opened: dict[str, deque[float]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -115,7 +118,7 @@ class Link:
         self._thread.start()
         if not ready.wait(STARTUP):
             raise FedKinError("the server's network thread did not start")
-        return f"{self._host}:{self._port}"
+        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
 
     def _run(self, listener: socket.socket, ready: threading.Event) -> None:
         async def serve() -> None:
@@ -259,6 +262,11 @@ class Link:
                 self._close(session)
             if len(self._sessions) >= SESSIONS and self._roll is None:
                 raise Stop(409, f"{SESSIONS} sites are connected: no more are taken")
+            if name is not None:
+                times = self._opened.setdefault(name, deque(maxlen=OFTEN))
+                if len(times) == OFTEN and time.monotonic() - times[0] < WHILE:
+                    raise Stop(429, f"{OFTEN} sessions within {WHILE:.0f} s: wait a while")
+                times.append(time.monotonic())
             self._nodes += 1
             made = _Session(self._nodes, secrets.token_hex(16), name, key, process, time.monotonic())
             made.connections.add(connection)

@@ -79,8 +79,9 @@ class Node:
         times = httpx.Timeout(PATIENCE, connect=10.0)
         scheme, context = ("http", False) if identity is None else ("https", client_context(identity))
         kept = httpx.Limits(max_connections=2, keepalive_expiry=60.0)
+        proxies = not is_loopback(self._server.rpartition(":")[0])  # that the environment names lead elsewhere
         return httpx.Client(base_url=f"{scheme}://{self._server}", verify=context, timeout=times, cookies=no_cookies,
-                            headers={"accept-encoding": "identity"}, limits=kept)  # fmt: skip
+                            headers={"accept-encoding": "identity"}, limits=kept, trust_env=proxies)  # fmt: skip
 
     # ------------------------------------------------------------ coming and going
 

@@ -103,7 +103,7 @@ class Joined:
     vault: Vault
     stamp: Stamp
     transport: Transport
-    questions: dict[int, int] = field(default_factory=dict)  # asked so far, by round
+    questions: dict[int, int] = field(default_factory=dict)  # answered so far, by round
 
 
 @dataclass
@@ -205,6 +205,11 @@ class Worker:
         except Exception as error:
             self.say(f"failed: {''.join(traceback.format_exception(error))}")
             return self._failed(f"{type(error).__name__}; the site's log says more")
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last message could not be answered."""
+        return "failed" in self._noted
 
     def _failed(self, reason: str) -> bytes:
         self._noted["failed"] = reason
@@ -318,7 +323,7 @@ class Worker:
             raise FedKinError("asked to work for a run that this site has not joined")
         phase, number = str(f["phase"]), _whole(f, "round")
         call = _whole(f, "call", low=-1)
-        self._count(job, number)
+        self._check_count(job, number)
         measures = phase in REPORTS.values()
         self._check_phase(job, phase)
         if not measures:
@@ -352,6 +357,7 @@ class Worker:
         }  # fmt: skip
         packed = pack(checked, fields, job.transport)
         self._noted["sent"] = _sizes(checked)
+        job.questions[number] = job.questions.get(number, 0) + 1
         if len(packed) > self.limit:
             raise FedKinError(f"a reply of {len(packed)} bytes: at most {self.limit} can be sent")
         when = f"after round {number}" if measures else f"round {number + 1}"
@@ -360,13 +366,12 @@ class Worker:
         self.say(f"sent: {_in_words(checked)}; {work}; {len(packed)} bytes in all; {when}, {phase}")
         return packed
 
-    def _count(self, job: Joined, number: int) -> None:
-        """Questions of one round have a number; so have rounds."""
+    def _check_count(self, job: Joined, number: int) -> None:
+        """Questions that are answered have an end in each round, and so have rounds."""
         if number > job.config.rounds:
             raise FedKinError(f"asked for round {number + 1} of {job.config.rounds}")
-        asked = job.questions[number] = job.questions.get(number, 0) + 1
-        if asked > self.policy.questions:
-            raise Declined(f"question {asked} of round {number + 1}: this site's policy answers at most "
+        if job.questions.get(number, 0) >= self.policy.questions:
+            raise Declined(f"one question more of round {number + 1}: this site's policy answers at most "
                            f"{self.policy.questions} (questions)")  # fmt: skip
 
     def _check_phase(self, job: Joined, phase: str) -> None:
