@@ -100,26 +100,6 @@ def install(lies: list[str]) -> None:
             wrapped(f"_{name}", always[name])
 
 
-def wrong_clock(ahead: float) -> None:
-    """A machine whose clock is wrong, as far as Python can tell."""
-    from datetime import timedelta
-
-    import flwr.app.message.message as messages
-    import flwr.supercore.date as date
-
-    honest_time, honest_now = time.time, date.now
-    time.time = lambda: honest_time() + ahead
-
-    def now() -> Any:
-        return honest_now() + timedelta(seconds=ahead)
-
-    date.now = messages.now = now
-
-
 if __name__ == "__main__":
-    lies = sys.argv.pop(1).split(",")
-    if lies[0].startswith("clock"):
-        wrong_clock(float(lies[0].removeprefix("clock")))
-    else:
-        install(lies)
+    install(sys.argv.pop(1).split(","))
     main()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import threading
@@ -14,21 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("flwr")
+pytest.importorskip("cryptography")
 
 from fedkin.config import Config, make_config
 from fedkin.data import load
 from fedkin.deploy.cluster import free_port, stop, write_experiment
-from fedkin.deploy.keys import load_private, new_folder, new_site, sites
-from fedkin.deploy.link import Link
+from fedkin.deploy.keys import new_folder, revoke
 from fedkin.deploy.measure import measure
 from fedkin.deploy.model_file import load as load_model
-from fedkin.deploy.node import Node, Refused
 from fedkin.deploy.server import Serving, run_server
 from fedkin.engines.flower import Terms
 from fedkin.federation import Answer
@@ -243,7 +240,7 @@ def test_smaller_transports_train_as_well(crew: Place, transport: str) -> None:
 @pytest.mark.slow
 def test_an_exchange_is_quick_and_the_wire_carries_what_the_ledger_says() -> None:
     found = measure(4, side=32, model="cnn-512", phases=4)
-    assert found["seconds_median"] < 5  # Flower's own nodes take longer than this for any message
+    assert found["seconds_median"] < 5
     assert all(1 <= ratio < 1.03 for ratio in found["wire_over_ledger"]), found
 
 
@@ -352,16 +349,6 @@ def test_a_dead_site_does_not_stop_the_others_and_is_welcome_later(place: Make) 
 
 
 @pytest.mark.slow
-def test_a_site_with_a_clock_of_its_own(place: Make) -> None:
-    here = place(3)
-    here.client(here.names[0])
-    here.liar(here.names[1], "clock7200")
-    here.liar(here.names[2], "clock-86400")
-    config = experiment("fedper")
-    assert_same(here, here.serve(config), here.simulate(config))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedcap", "c-pfl"])
 def test_a_server_that_is_killed_goes_on(place: Make, method: str) -> None:
     here = place(4)
@@ -422,74 +409,36 @@ def test_one_dies_and_comes_back_one_lies_and_the_honest_have_good_models(place:
 
 @pytest.mark.slow
 def test_strangers_are_refused(place: Make) -> None:
-    here = place(2)
-    new_site(here.folder / "elsewhere", "mallory")
+    """A certificate of another federation, a second process, a wrong authority; and one is revoked while it runs."""
+    here = place(3)
     other = new_folder(here.folder / "other-keys", ["127.0.0.1"], ["kyoto"])
-    np.savez(here.folder / "data" / "mallory.npz", x=np.zeros((9, 1, 8, 8), np.uint8), y=np.arange(9) % 2)
     own = here.client(here.names[0])
 
     def knock() -> None:
         own.wait_for("joined run", 120)
-        key = here.folder / "elsewhere" / "mallory.key"
-        unknown = here.start(here.client_words("mallory", key=key), here.folder / "unknown.log")
         words = here.client_words(here.names[0], "--folder", str(here.folder / "twin"))
         twin = here.start(words, here.folder / "twin.log")
         wrong = [str(other / "ca.crt") if w.endswith("ca.crt") else w for w in here.client_words("kyoto")]
         wrong_ca = here.start(wrong, here.folder / "wrong-ca.log")
-        unknown.wait_for("does not let this site in", 60)
+        foreign = here.start([w.replace("/keys/", "/other-keys/") for w in here.client_words("kyoto")],
+                             here.folder / "foreign.log")  # fmt: skip
         twin.wait_for("does not let this site in", 60)
         assert wrong_ca.ended(60) == 1
-        assert "certificate" in wrong_ca.text()
+        assert "was not signed by" in wrong_ca.text()
+        assert foreign.ended(60) == 1
+        assert "certificate is not accepted" in foreign.text()
+        revoke(here.folder / "keys", here.names[2])
+        gone.wait_for("not on the server's list", 60)
         heard.append(twin)
 
     heard: list[Process] = []
     here.client(here.names[1])
+    for kind in ("key", "crt"):  # as handed over: revoking takes the server's copy away
+        shutil.copy(here.folder / "keys" / "sites" / f"{here.names[2]}.{kind}", here.folder)
+    words = here.client_words(here.names[2], key=here.folder / f"{here.names[2]}.key")
+    gone = here.start(words, here.folder / "gone.log")
     thread = threading.Thread(target=knock)
     thread.start()
     result = here.serve(experiment("fedavg"), on_event=lambda event: thread.join(150))
     assert heard
-    assert result.failures == []
-
-
-def test_only_the_calls_of_a_site_exist() -> None:
-    """Flower's Control and Runtime APIs would let anybody who reaches the port register keys and start code."""
-    link = Link()
-    where = link.start()
-    try:
-        closed = ["control/start-run", "control/register-node", "runtime/acquire-task", "fleet/get-fab", "docs", "",
-                  "fleet/../control/start-run", "fleet/%2e%2e/control/list-runs"]  # fmt: skip
-        for path in (f"/v1/{c}" for c in closed):
-            assert httpx.post(f"http://{where}{path}", content=b"").status_code == 404, path
-        large = httpx.post(f"http://{where}/v1/fleet/push-object", content=bytes(17 << 20))
-        assert large.status_code == 413
-        assert httpx.post(f"http://{where}/v1/fleet/pull-messages", content=b"x" * 100).status_code in (400, 401, 415)
-    finally:
-        link.stop()
-
-
-def test_with_keys_nobody_registers_over_the_network(tmp_path: Path) -> None:
-    keys = new_folder(tmp_path / "keys", ["127.0.0.1"], ["oslo"])
-    link = Link(certificate=(keys / "server.crt", keys / "server.key"), keys={n: s.pem for n, s in sites(keys).items()})
-    where = link.start()
-    try:
-        context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
-        answer = httpx.post(f"https://{where}/v1/fleet/register-node", content=b"", verify=context)
-        assert answer.status_code == 404
-        with pytest.raises(Refused, match="does not let this site in"), Node(where, ca=keys / "ca.crt", key=a_key()):
-            pass
-        oslo = load_private(keys / "sites" / "oslo.key")
-        with Node(where, ca=keys / "ca.crt", key=oslo):
-            assert list(link.nodes().values()) == ["oslo"]
-            with pytest.raises(Refused, match="another process"), Node(where, ca=keys / "ca.crt", key=oslo):
-                pass
-        assert link.nodes() == {}
-        with Node(where, ca=keys / "ca.crt", key=oslo):
-            assert list(link.nodes().values()) == ["oslo"]
-    finally:
-        link.stop()
-
-
-def a_key() -> Any:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP384R1())
+    assert {f.client for f in result.failures} == {2}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("flwr")
+pytest.importorskip("httpx")
 
 from test_deploy_worker import Told
 

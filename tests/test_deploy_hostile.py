@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("flwr")
+pytest.importorskip("httpx")
 
 from test_deploy_flower import Make, Place, Process, experiment, place
 from typer.testing import CliRunner
 
 from fedkin.cli import app
 from fedkin.deploy.cluster import write_experiment
-from fedkin.deploy.link import Link
-from fedkin.deploy.node import Node
 from fedkin.engines.flower import Terms
 from fedkin.rounds import Result
 from fedkin.track.folder import RunFolder
@@ -70,45 +68,6 @@ def test_a_site_alone_does_not_decide_what_is_right(place: Make) -> None:
     assert "round 3: bergen (3 invalid messages in a row, the last: 'model' has shape" in shown.output
     assert "removed for good: 3 invalid messages" in (run.path / "log.txt").read_text()
     assert math.isnan(result.history[-1].train_loss)
-
-
-def test_a_site_pushes_replies_to_what_it_was_asked_and_nothing_else() -> None:
-    """Not instructions as if from the server."""
-    from flwr.app import Message, RecordDict
-    from flwr.app.message import remove_content_from_message
-    from flwr.common.serde import message_to_proto
-    from flwr.proto.fleet_pb2 import PushMessagesRequest
-    from flwr.supercore.inflatable.inflatable_object import get_object_tree
-
-    from fedkin.deploy.flower import record
-    from fedkin.deploy.wire import pack
-
-    link = Link()
-    where = link.start()
-    try:
-        with Node(where) as node, Node(where) as other:
-            victim = int(other._node.node_id)
-            before = len(link._state.message_ins_store)
-            for i in range(20):
-                message = Message(RecordDict({f"own.{i}": record(b"x" * 1000)}), victim, "train.fedkin", ttl=60)
-                meta = message.metadata.__dict__
-                meta["_message_id"], meta["_src_node_id"] = message.object_id, int(node._node.node_id)
-                meta["_run_id"] = link._run
-                request = PushMessagesRequest(
-                    node=node._node, messages_list=[message_to_proto(remove_content_from_message(message))],
-                    message_object_trees=[get_object_tree(message)], clientapp_runtime_list=[0.0],
-                )  # fmt: skip
-                answer = node._client.PushMessages(request)
-                assert not answer.objects_to_push
-            assert len(link._state.message_ins_store) == before
-            ticket = link.push(victim, {"own": link.records(pack({}, {"kind": "hello"}))}, 60)
-            incoming = other.receive()
-            assert incoming is not None
-            other.reply(incoming, [b"mine"])
-            (found,) = link.pull([str(ticket)])
-            assert found.pieces == [b"mine"]  # type: ignore[union-attr]
-    finally:
-        link.stop()
 
 
 # ---------------------------------------------------------------- many, slow

@@ -1,4 +1,4 @@
-"""Keys and certificates: what OpenSSL, OpenSSH's formats and Flower make of them, and what is refused."""
+"""Keys and certificates: what OpenSSL makes of them, who may join with them, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from typer.testing import CliRunner
 
@@ -52,7 +53,7 @@ def handshake(server: Path, ca: Path, host: str) -> None:
 def test_new_makes_everything_and_private_keys_are_private(folder: Path) -> None:
     made = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     assert made == ["ca.crt", "ca.key", "server.crt", "server.key", "sites.json",
-                    "sites/siteA.key", "sites/siteA.pub", "sites/siteB.key", "sites/siteB.pub"]  # fmt: skip
+                    "sites/siteA.crt", "sites/siteA.key", "sites/siteB.crt", "sites/siteB.key"]  # fmt: skip
     for path in folder.rglob("*.key"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in folder.parent.iterdir()] == ["keys"]  # nothing half-made is left
@@ -87,23 +88,31 @@ def test_expiry(tmp_path: Path, days: int, server: int) -> None:
         assert abs(left - timedelta(days=expected)) < timedelta(minutes=1)
 
 
-def test_flower_reads_the_keys(folder: Path) -> None:
-    from argparse import Namespace
-
-    from flwr.cli.supernode.register import try_load_public_key
-    from flwr.supernode.cli.flower_supernode import _try_setup_client_authentication
-
-    arguments = Namespace(auth_supernode_private_key=str(folder / "sites/siteA.key"), auth_supernode_public_key=None)
-    pair = _try_setup_client_authentication(arguments)
-    assert pair is not None
-    assert keys.fingerprint(pair[1]) == keys.sites(folder)["siteA"].fingerprint
-    assert try_load_public_key(folder / "sites" / "siteA.pub") == keys.sites(folder)["siteA"].pem
+@pytest.mark.parametrize(("days", "site"), [(730, 400), (30, 30), (3650, 400)])
+def test_a_sites_certificate_ends_with_its_authority_at_the_latest(tmp_path: Path, days: int, site: int) -> None:
+    made, now = keys.new_folder(tmp_path / "k", ["localhost"], ["siteA"], days=days), datetime.now(UTC)
+    left = keys.certificate(made / "sites" / "siteA.crt").expires - now
+    assert abs(left - timedelta(days=site)) < timedelta(minutes=1)
 
 
-@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
-def test_fingerprints_are_those_of_openssh(folder: Path) -> None:
-    shown = subprocess.check_output(["ssh-keygen", "-lf", folder / "sites/siteA.pub"], text=True)
-    assert keys.sites(folder)["siteA"].fingerprint in shown
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_openssl_agrees(folder: Path, tmp_path: Path) -> None:
+    """It verifies what was made for its purpose and no other, and a request that it made can be signed."""
+
+    def openssl(*words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["openssl", *map(str, words)], capture_output=True, text=True)
+
+    for file, purpose, good in (("server.crt", "sslserver", True), ("server.crt", "sslclient", False),
+                                ("sites/siteA.crt", "sslclient", True), ("sites/siteA.crt", "sslserver", False),
+                                ("ca.crt", "sslclient", False)):  # fmt: skip
+        done = openssl("verify", "-x509_strict", "-purpose", purpose, "-CAfile", folder / "ca.crt", folder / file)
+        assert (done.returncode == 0) is good, (file, purpose, done.stdout, done.stderr)
+    done = openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-384", "-nodes", "-subj",
+                   "/CN=siteC", "-keyout", tmp_path / "c.key", "-out", tmp_path / "c.csr")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    keys.sign(folder, tmp_path / "c.csr")
+    shutil.copy(folder / "sites" / "siteC.crt", tmp_path / "c.crt")
+    assert keys.identity_of(tmp_path / "c.key", folder / "ca.crt").check().name == "siteC"
 
 
 def test_nothing_is_overwritten(folder: Path) -> None:
@@ -147,11 +156,11 @@ def test_two_sites_of_one_name(tmp_path: Path) -> None:
 
 
 def test_a_site_makes_its_own_key_and_only_the_public_half_travels(folder: Path, tmp_path: Path) -> None:
-    public = keys.new_site(tmp_path / "there", "siteC")
-    site = keys.sign(folder, public)
+    request = keys.new_site(tmp_path / "there", "siteC")
+    site = keys.sign(folder, request)
     assert site == keys.sites(folder)["siteC"]
     assert site.fingerprint == keys.fingerprint(keys.load_private(tmp_path / "there" / "siteC.key").public_key())
-    assert (folder / "sites" / "siteC.pub").exists()
+    assert (folder / "sites" / "siteC.crt").exists()
     assert not (folder / "sites" / "siteC.key").exists()
     assert list(keys.sites(folder)) == ["siteA", "siteB", "siteC"]
 
@@ -162,19 +171,21 @@ def test_a_name_keeps_its_key_and_a_key_its_name(folder: Path, tmp_path: Path) -
     with pytest.raises(UsageError, match="has another key"):
         keys.sign(folder, other)
     assert keys.sites(folder)["siteA"].fingerprint == first
-    with pytest.raises(UsageError, match="'siteA' has this key already"):
-        keys.sign(folder, folder / "sites" / "siteA.pub", "siteC")
     replaced = keys.sign(folder, other, replace=True)
+    with pytest.raises(UsageError, match="'siteA' has this key already"):
+        keys.sign(folder, other, "siteC")
     assert keys.sites(folder)["siteA"] == replaced
     assert replaced.fingerprint != first
-    keys.sign(folder, other)  # once more changes nothing
+    before = keys.certificate(folder / "sites" / "siteA.crt").fingerprint
+    keys.sign(folder, other)  # a new certificate of the same key
     assert keys.sites(folder)["siteA"] == replaced
+    assert keys.certificate(folder / "sites" / "siteA.crt").fingerprint != before
 
 
 def test_revoked_sites_are_off_the_list(folder: Path) -> None:
     keys.revoke(folder, "siteA")
     assert list(keys.sites(folder)) == ["siteB"]
-    assert not (folder / "sites" / "siteA.pub").exists()
+    assert not (folder / "sites" / "siteA.crt").exists()
     with pytest.raises(UsageError, match="did you mean 'siteB'"):
         keys.revoke(folder, "site")
 
@@ -194,30 +205,75 @@ def test_a_private_key_sent_by_mistake_is_refused(folder: Path) -> None:
         keys.sign(folder, folder / "sites" / "siteA.key", "siteC")
 
 
-def _openssh(key: object) -> bytes:
-    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)  # type: ignore[attr-defined]
+def _request(key: object, name: str = "siteC", **extension: object) -> bytes:
+    made = x509.CertificateSigningRequestBuilder().subject_name(keys._subject(name))
+    for value in extension.values():
+        made = made.add_extension(value, critical=True)  # type: ignore[arg-type]
+    how = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    return made.sign(key, how).public_bytes(serialization.Encoding.PEM)  # type: ignore[arg-type]
+
+
+def _forged() -> bytes:
+    """A request for somebody else's key: its signature is not by that key."""
+    import base64
+
+    lines = _request(ec.generate_private_key(ec.SECP256R1())).decode().splitlines()
+    der = bytearray(base64.b64decode("".join(lines[1:-1])))
+    der[-3] ^= 1
+    return b"\n".join([lines[0].encode(), base64.encodebytes(der).strip(), lines[-1].encode(), b""])
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"nonsense", b"\xff\xfe", b"ecdsa-sha2-nistp384 AAAA", b"x" * 100_000,
-     _openssh(ed25519.Ed25519PrivateKey.generate().public_key()),
-     _openssh(ec.generate_private_key(ec.SECP256R1()).public_key())],
+    [b"", b"nonsense", b"\xff\xfe", b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n",
+     b"x" * 100_000, _request(ed25519.Ed25519PrivateKey.generate()),
+     _request(ec.generate_private_key(ec.SECP256K1())), _forged()],
+    ids=["empty", "nonsense", "binary", "cut", "large", "ed25519", "curve", "forged"],
 )  # fmt: skip
-def test_what_is_no_public_key(folder: Path, tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "siteC.pub"
+def test_what_is_no_request(folder: Path, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "siteC.csr"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"siteC\.pub"):
+    with pytest.raises(DataError, match=r"siteC\.csr"):
         keys.sign(folder, path)
     assert "siteC" not in keys.sites(folder)
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "", "x\ny"])
+def test_names_in_requests_are_checked(folder: Path, tmp_path: Path, name: str) -> None:
+    if name:
+        (tmp_path / "a.csr").write_bytes(_request(ec.generate_private_key(ec.SECP256R1()), name))
+    else:
+        made = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+        signed = made.sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
+        (tmp_path / "a.csr").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    with pytest.raises(UsageError, match="site name"):
+        keys.sign(folder, tmp_path / "a.csr")
+    assert keys.sign(folder, tmp_path / "a.csr", "siteC").name == "siteC"
+    assert keys.certificate(folder / "sites" / "siteC.crt").name == "siteC"
+
+
+def test_a_request_gets_what_sites_get_whatever_it_asks_for(folder: Path, tmp_path: Path) -> None:
+    """An authority of its own, the server's purpose, the server's host name: none of it."""
+    asked = _request(ec.generate_private_key(ec.SECP256R1()), ca=x509.BasicConstraints(ca=True, path_length=None),
+                     purpose=x509.ExtendedKeyUsage([keys.ExtendedKeyUsageOID.SERVER_AUTH]),
+                     hosts=x509.SubjectAlternativeName([x509.DNSName("server.example.org")]))  # fmt: skip
+    (tmp_path / "siteC.csr").write_bytes(asked)
+    keys.sign(folder, tmp_path / "siteC.csr")
+    found = keys._read_certificate(folder / "sites" / "siteC.crt").extensions
+    assert not found.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert list(found.get_extension_for_class(x509.ExtendedKeyUsage).value) == [keys.ExtendedKeyUsageOID.CLIENT_AUTH]
+    with pytest.raises(x509.ExtensionNotFound):
+        found.get_extension_for_class(x509.SubjectAlternativeName)
 
 
 @pytest.mark.parametrize(
     "change",
     [lambda c: c["sites"].update({"../x": c["sites"]["siteA"]}),
      lambda c: c["sites"]["siteA"].update(fingerprint="SHA256:other"),
-     lambda c: c["sites"]["siteA"].pop("public"),
-     lambda c: c.update(format=2), lambda c: c.update(sites=[])],
+     lambda c: c["sites"]["siteA"].update(fingerprint=c["sites"]["siteB"]["fingerprint"]),
+     lambda c: c["sites"]["siteA"].update(fingerprint=7), lambda c: c["sites"].update(siteA="x"),
+     lambda c: c["sites"]["siteA"].pop("fingerprint"),
+     lambda c: c.update(format=1), lambda c: c.update(sites=[])],
 )  # fmt: skip
 def test_a_list_that_was_tampered_with(folder: Path, change: object) -> None:
     path = folder / "sites.json"
@@ -241,7 +297,7 @@ def test_private_keys_that_others_can_read_are_refused(folder: Path, mode: int) 
     keys.load_private(path)
 
 
-@pytest.mark.parametrize(("name", "match"), [("ca.key", "no OpenSSH private key"), ("missing", "cannot be read"),
+@pytest.mark.parametrize(("name", "match"), [("ca.crt", "can be read by others"), ("missing", "cannot be read"),
                                              ("sites", "is not a file")])  # fmt: skip
 def test_what_is_no_private_key(folder: Path, name: str, match: str) -> None:
     with pytest.raises((UsageError, DataError), match=match):
@@ -255,6 +311,48 @@ def test_a_foreign_authoritys_key_cannot_renew(folder: Path, tmp_path: Path) -> 
     with pytest.raises(DataError, match="is not the key of"):
         keys.renew_server(folder, ["localhost"])
     assert (folder / "server.crt").read_bytes() == before
+
+
+def test_a_site_finds_out_by_itself_what_is_wrong_with_its_files(folder: Path, tmp_path: Path) -> None:
+    sites, other = folder / "sites", keys.new_folder(tmp_path / "other", ["localhost"], ["siteA"])
+    assert keys.identity_of(sites / "siteA.key", folder / "ca.crt").check().name == "siteA"
+    with pytest.raises(DataError, match="is not the certificate of"):
+        keys.identity_of(sites / "siteA.key", folder / "ca.crt", sites / "siteB.crt").check()
+    with pytest.raises(DataError, match=r"was not signed by .* one federation only"):
+        keys.identity_of(sites / "siteA.key", other / "ca.crt").check()
+    with pytest.raises(UsageError, match="cannot be read"):
+        keys.identity_of(sites / "siteA.key", folder / "ca.crt", tmp_path / "none.crt").check()
+
+
+def test_the_server_says_when_its_certificates_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_now", lambda real=keys._now: real() - timedelta(days=40))
+    old = keys.new_folder(tmp_path / "old", ["localhost"], ["siteA"], days=30)
+    soon = keys.new_folder(tmp_path / "soon", ["localhost"], ["siteA"], days=50)
+    monkeypatch.undo()
+    with pytest.raises(DataError, match=r"ca\.crt ran out on .* no site would talk"):
+        keys.check_server(old)
+    said = keys.check_server(soon)
+    assert ["ca.crt runs out in 9 days" in said[0], "server.crt runs out in 9 days" in said[1]] == [True, True]
+    assert keys.check_server(keys.new_folder(tmp_path / "new", ["localhost"])) == []
+    done = CliRunner().invoke(app, ["server", "fedavg", "--keys", str(old), "--port", "0"])
+    assert done.exit_code == 1
+    assert "ran out" in done.output
+
+
+def test_the_list_is_read_again_when_it_changes(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    roll = keys.Roll(folder)
+    known, other = (keys.sites(folder)[name].fingerprint for name in ("siteA", "siteB"))
+    assert roll.allows("siteA", known)
+    assert not roll.allows("siteB", known)
+    assert not roll.allows("siteA", "SHA256:other")
+    keys.revoke(folder, "siteA")
+    assert not roll.allows("siteA", known)
+    keep = (folder / "sites.json").read_text()
+    (folder / "sites.json").write_text("{")
+    assert not roll.allows("siteB", other)
+    assert "nobody is let in" in caplog.text
+    (folder / "sites.json").write_text(keep)
+    assert roll.allows("siteB", keys.sites(folder)["siteB"].fingerprint)
 
 
 # ---------------------------------------------------------------- the commands
@@ -272,7 +370,7 @@ def test_commands(tmp_path: Path) -> None:
     assert shown["sites"] == {}
     assert "exists already" in fedkin("new", there, "--host", "localhost", code=2)
     site = json.loads(fedkin("new-site", "siteA", "--to", str(tmp_path), "--json"))
-    assert site["fingerprint"] in fedkin("sign", there, str(tmp_path / "siteA.pub"))
+    assert site["fingerprint"] in fedkin("sign", there, str(tmp_path / "siteA.csr"))
     listed = fedkin("show", there)
     assert site["fingerprint"] in listed
     assert shown["authority"]["fingerprint"] in listed

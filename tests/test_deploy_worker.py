@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("flwr")
+pytest.importorskip("cryptography")
 
 from typer.testing import CliRunner
 
@@ -155,7 +155,7 @@ def test_what_leaves_a_site_is_said_and_the_model_stays(tmp_path: Path) -> None:
     report = told.call("report", 1, -1)
     assert sorted(report.values) == ["correct", "count", "loss"]
     assert all(v.numel() == 1 for v in report.values.values())  # type: ignore[union-attr]
-    assert (tmp_path / "site" / "personal.safetensors").exists()
+    assert (tmp_path / "site" / "runs" / "run-1" / "personal.safetensors").exists()
 
 
 def test_a_site_trains_in_the_order_it_is_told(tmp_path: Path) -> None:

@@ -422,7 +422,7 @@ def test_places_that_cannot_be_used_are_named(tmp_path: Path, monkeypatch: pytes
     def read_only(self: Path, *args: Any, **kwargs: Any) -> None:
         raise OSError(30, "Read-only file system", str(self))
 
-    pytest.importorskip("flwr")
+    pytest.importorskip("httpx")
     monkeypatch.setattr("pathlib.Path.mkdir", read_only)
     done = runner.invoke(app, ["local-cluster", "2", "--folder", str(tmp_path / "cluster")])
     assert done.exit_code == 2

@@ -146,8 +146,11 @@ def _say(text: str) -> None:
 def client(
     server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Where `fedkin server` serves.")],
     data: Annotated[str, typer.Option("--data", metavar="FILE", help="This site's samples: .npz, .csv or .parquet.")],
-    name: Annotated[str, typer.Option("--name", metavar="SITE", help="This site's name, as its key is signed.")],
+    name: Annotated[str, typer.Option("--name", metavar="SITE", help="This site's name, as in its certificate.")],
     key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="This site's private key.")] = None,
+    cert: Annotated[
+        str | None, typer.Option("--cert", metavar="FILE", help="This site's certificate [beside the key, .crt].")
+    ] = None,
     ca: Annotated[str | None, typer.Option("--ca", metavar="FILE", help="The server's ca.crt.")] = None,
     insecure: Insecure = False,
     folder: Annotated[
@@ -164,6 +167,13 @@ def client(
             help="Draw noise from a seed of this site's own, or the run's.",
         ),
     ] = "secret",
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="FILE.toml", help="What this site allows, whatever the server asks."),
+    ] = None,
+    max_message: Annotated[
+        int, typer.Option("--max-message", min=1, metavar="MB", help="Largest message that this site takes.")
+    ] = 1024,
     stay: Annotated[bool, typer.Option("--stay", help="After a run, wait for the next.")] = False,
     give_up: Annotated[
         float | None, typer.Option("--give-up", metavar="SECONDS", help="End after so long without a server.")
@@ -172,34 +182,36 @@ def client(
     """Take part in a federation with this machine's data, which stay here.
 
     Runs until the server says that the run is over; comes back by itself when the server or the network was away. Every
-    line that begins with "sent:" says in words and bytes what left this machine. The model for this site is written
-    to personal.safetensors in its folder.
+    line that begins with "sent:" says in words and bytes what left this machine, and record.jsonl in its folder keeps
+    what was asked and answered. The model for this site is written to personal.safetensors there when the run is over.
     """
     from fedkin.deploy.doctor import address
-    from fedkin.deploy.keys import load_private, site_name
+    from fedkin.deploy.keys import identity_of, site_name
 
     site_name(name)
     host, port = address(server)
     if noise not in ("secret", "shared"):
         raise UsageError(f"--noise {noise}: choose secret or shared")
-    if insecure and (key or ca):
-        raise UsageError("--insecure goes without --key and --ca")
+    if insecure and (key or ca or cert):
+        raise UsageError("--insecure goes without --key, --cert and --ca")
     if not insecure and (key is None or ca is None):
         raise UsageError("give --key and --ca; for a trial without any protection, --insecure")
-    if ca is not None and not Path(ca).expanduser().is_file():
-        raise UsageError(f"{ca}: no such file; get ca.crt from whoever runs the server")
-    private = load_private(key) if key is not None else None
+    identity = None if key is None or ca is None else identity_of(key, ca, cert)
+    if identity is not None and (found := identity.check().name) != name:
+        raise UsageError(f"--name {name}: the certificate {identity.certificate} is that of {found!r}")
 
     from fedkin.deploy.client import Where, serve
-    from fedkin.deploy.worker import Worker
+    from fedkin.deploy.policy import Policy
+    from fedkin.deploy.worker import TRAVELS, Worker
 
+    rules = Policy.read(policy, TRAVELS) if policy is not None else Policy()
     where = Path(folder).expanduser() if folder else Path(f"fedkin-{name}")
-    worker = Worker(name, Path(data).expanduser(), where, _line, label, device, secret=noise == "secret")
+    worker = Worker(name, Path(data).expanduser(), where, _line, label, device, secret=noise == "secret",
+                    limit=max_message << 20, policy=rules)  # fmt: skip
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     signal.signal(signal.SIGTERM, _interrupt)  # so that it says goodbye
     try:
-        certificate = Path(ca).expanduser() if ca else None
-        serve(worker, Where(shown, certificate, private, give_up), _line, stay)
+        serve(worker, Where(shown, identity, give_up), _line, stay)
     except KeyboardInterrupt:
         _line("stopped; what this site keeps is in its folder, start it again to go on")
         raise typer.Exit(130) from None

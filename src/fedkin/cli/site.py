@@ -13,6 +13,8 @@ from fedkin.cli.console import guarded, messages, percent, print_json, screen, t
 from fedkin.errors import UsageError
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from fedkin.deploy.keys import Certificate, Site
 
 COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
@@ -72,62 +74,68 @@ def keys_new(
     made = new_folder(folder, _listed(host), _listed(sites), days)
     _show_folder(str(made), json)
     if not json and sites:
-        messages().print(f"[yellow]Give each site its {escape(str(made))}/sites/NAME.key in a safe way, then delete it "
-                         "here; the server needs only the .pub files.[/]", soft_wrap=True)  # fmt: skip
+        messages().print(f"[yellow]Give each site its {escape(str(made))}/sites/NAME.key and NAME.crt in a safe way, "
+                         "then delete the key here; the server does not need it.[/]", soft_wrap=True)  # fmt: skip
 
 
 @_key_command("new-site", "fedkin keys new-site siteA --to ~/fedkin")
 def keys_new_site(
     name: Annotated[str, typer.Argument(help="The site's name.")],
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Where NAME.key and NAME.pub are written.")] = ".",
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Where NAME.key and NAME.csr are written.")] = ".",
     json: Json = False,
 ) -> None:
-    """Make a site's key pair; on the site, once. Only NAME.pub goes to the server.
+    """Make a site's key and a request for its certificate; on the site, once. Only NAME.csr goes to the server.
 
     Read the fingerprint to whoever runs the server, over the phone or in person.
     """
-    from fedkin.deploy.keys import fingerprint, load_public, new_site
+    from fedkin.deploy.keys import fingerprint, load_request, new_site
 
-    public = new_site(to, name)
-    print_of = fingerprint(load_public(public))
-    private = public.with_suffix(".key")
+    request = new_site(to, name)
+    print_of = fingerprint(load_request(request).public_key())
+    private = request.with_suffix(".key")
     if json:
-        return print_json({"site": name, "fingerprint": print_of, "private": str(private), "public": str(public)})
+        return print_json({"site": name, "fingerprint": print_of, "private": str(private), "request": str(request)})
     out = screen()
     out.print(f"{escape(str(private))}  the private key: it stays here, mode 600", soft_wrap=True)
-    out.print(f"{escape(str(public))}  goes to the server, for `fedkin keys sign`", soft_wrap=True)
+    out.print(f"{escape(str(request))}  goes to the server, for `fedkin keys sign`", soft_wrap=True)
     out.print(f"fingerprint {print_of}", soft_wrap=True)
 
 
 @_key_command("sign", """
-    fedkin keys sign keys siteA.pub
-    fedkin keys sign keys siteA.pub --replace
+    fedkin keys sign keys siteA.csr
+    fedkin keys sign keys siteA.csr --replace
     """)
 def keys_sign(
     folder: Folder,
-    public: Annotated[str, typer.Argument(metavar="NAME.pub", help="The site's public key.")],
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The site's name [the file's].")] = None,
+    request: Annotated[str, typer.Argument(metavar="NAME.csr", help="The site's request.")],
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The site's name [the request's].")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="In place of the key the site had.")] = False,
+    days: Annotated[int, typer.Option(help="How long the certificate is valid, within the authority's time.")] = 400,
     json: Json = False,
 ) -> None:
-    """Let a site join: its public key goes on the server's list. Compare the fingerprint with the site's first."""
+    """Let a site join: make its certificate, DIR/sites/NAME.crt. Compare the fingerprint with the site's first.
+
+    The same request signed again makes a new certificate for the same key. A server that is running notices.
+    """
     from fedkin.deploy.keys import sign
 
-    site = sign(folder, public, name, replace)
+    site = sign(folder, request, name, replace, days)
+    made = f"{folder.rstrip('/')}/sites/{site.name}.crt"
     if json:
-        return print_json({"site": site.name, "fingerprint": site.fingerprint})
+        return print_json({"site": site.name, "fingerprint": site.fingerprint, "certificate": made})
     screen().print(f"site {site.name} may join with key {site.fingerprint}", soft_wrap=True)
+    screen().print(f"{escape(made)}  goes back to the site, with ca.crt", soft_wrap=True)
 
 
 @_key_command("revoke", "fedkin keys revoke keys siteA")
 def keys_revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The site.")], json: Json = False) -> None:
-    """Take a site off the list; its key is refused when the server starts next."""
+    """Take a site off the list; its certificate is refused from now on, by a server that is running, too."""
     from fedkin.deploy.keys import revoke
 
     site = revoke(folder, name)
     if json:
         return print_json({"site": site.name, "fingerprint": site.fingerprint})
-    screen().print(f"site {site.name} may no longer join; restart the server", soft_wrap=True)
+    screen().print(f"site {site.name} may no longer join; a server that is running has noticed", soft_wrap=True)
 
 
 @_key_command("renew", "fedkin keys renew keys --host server.example.org")
@@ -151,14 +159,17 @@ def _show_folder(folder: str, json: bool) -> None:
     from fedkin.deploy.keys import certificate, sites
 
     known = sites(folder)
+    files = {name: Path(folder).expanduser() / "sites" / f"{name}.crt" for name in known}
+    ends = {name: certificate(path).expires for name, path in files.items() if path.exists()}
     ca, server = (certificate(Path(folder).expanduser() / name) for name in ("ca.crt", "server.crt"))
     if json:
         return print_json({"folder": folder, "authority": _facts(ca), "server": _facts(server),
-                           "sites": {s.name: s.fingerprint for s in known.values()}})  # fmt: skip
+                           "sites": {s.name: s.fingerprint for s in known.values()},
+                           "expires": {name: end.isoformat() for name, end in ends.items()}})  # fmt: skip
     out = screen()
     out.print(_certificates(ca, server))
     out.print(f"SHA-256 of ca.crt: {ca.fingerprint}", soft_wrap=True)
-    out.print(_sites(list(known.values())) if known else "no site may join yet: fedkin keys sign DIR NAME.pub")
+    out.print(_sites(list(known.values()), ends) if known else "no site may join yet: fedkin keys sign DIR NAME.csr")
 
 
 def _facts(cert: Certificate) -> dict[str, Any]:
@@ -168,15 +179,15 @@ def _facts(cert: Certificate) -> dict[str, Any]:
 
 def _certificates(ca: Certificate, server: Certificate) -> Any:
     made = table(None, "certificate", "valid until", "good for")
-    for cert, hosts in ((ca, "signing the server"), (server, ", ".join(server.hosts))):
+    for cert, hosts in ((ca, "signing the server and the sites"), (server, ", ".join(server.hosts))):
         made.add_row(escape(str(cert.path)), f"{cert.expires:%Y-%m-%d}", hosts)
     return made
 
 
-def _sites(known: list[Site]) -> Any:
-    made = table(None, "site", "fingerprint")
+def _sites(known: list[Site], ends: dict[str, datetime]) -> Any:
+    made = table(None, "site", "fingerprint", "valid until")
     for site in known:
-        made.add_row(site.name, site.fingerprint)
+        made.add_row(site.name, site.fingerprint, f"{ends[site.name]:%Y-%m-%d}" if site.name in ends else "")
     return made
 
 
@@ -191,9 +202,15 @@ def doctor(
     server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="The server's address.")] = None,
     ca: Annotated[str | None, typer.Option("--ca", metavar="FILE", help="The authority's certificate, ca.crt.")] = None,
     key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="The site's private key.")] = None,
+    cert: Annotated[
+        str | None, typer.Option("--cert", metavar="FILE", help="The site's certificate [beside the key, .crt].")
+    ] = None,
     data: Annotated[str | None, typer.Option("--data", metavar="FILE", help="The site's data.")] = None,
     config: Annotated[
         str | None, typer.Option("--config", metavar="FILE.toml", help="The experiment, for its model.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", metavar="FILE.toml", help="What this site allows; with --config, of it.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="The server was started without TLS.")] = False,
     join: Annotated[
@@ -211,12 +228,12 @@ def doctor(
 
     if server is not None:
         address(server)
-    if server is None and key is None and data is None:
-        raise UsageError("nothing to check: give --data, --key or --server (with --ca)")
+    if server is None and key is None and data is None and policy is None:
+        raise UsageError("nothing to check: give --data, --key, --policy or --server (with --ca)")
     settings = make_config(from_file(config)) if config else None
     out, steps = screen(), []
-    for step in examine(server=server, ca=ca, key=key, data=data, config=settings, insecure=insecure,
-                        join=join):  # fmt: skip
+    for step in examine(server=server, ca=ca, key=key, cert=cert, data=data, config=settings, policy=policy,
+                        insecure=insecure, join=join):  # fmt: skip
         steps.append(step)
         if not json:
             out.print(f"[{COLOURS[step.state]}]{step.state:<8}[/] {step.name}: {escape(step.found)}", soft_wrap=True)

@@ -6,15 +6,15 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+from fedkin.deploy.keys import Identity
 from fedkin.deploy.node import Node, Refused, Unreachable
-from fedkin.deploy.wire import pieces
+from fedkin.deploy.wire import pack
 from fedkin.deploy.worker import Say, Worker
 from fedkin.errors import FedKinError
 
 LONGEST = 30.0  # seconds between two tries
+SLOWLY = 0.1  # seconds before an answer that is none
 LET_IN = 120.0  # seconds to keep knocking where the server says no: one that died is missed for a while
 
 
@@ -23,10 +23,8 @@ class Where:
     """The server, and how this site proves itself to it. `give_up`: seconds without a server before it ends."""
 
     server: str
-    ca: Path | None = None
-    key: Any = None
+    identity: Identity | None = None
     give_up: float | None = None
-    piece: int = 16 << 20
 
 
 def serve(worker: Worker, where: Where, say: Say, stay: bool = False) -> None:
@@ -41,16 +39,16 @@ def serve(worker: Worker, where: Where, say: Say, stay: bool = False) -> None:
 
     while True:
         try:
-            with Node(where.server, ca=where.ca, key=where.key, limit=worker.limit) as node:
+            with Node(where.server, where.identity, limit=worker.limit, process=worker.process) as node:
                 say(f"connected to {where.server}")
                 last_seen = time.monotonic()
-                _listen(worker, node, where.piece, seen)
+                _listen(worker, node, seen)
             if not stay:
                 return
             worker.finished, worker.joined = False, None
         except Refused as error:
             refused_since = refused_since or time.monotonic()
-            if "certificate" in str(error) or "no such call" in str(error):
+            if error.final:
                 raise
             if time.monotonic() - refused_since > LET_IN:
                 raise FedKinError(f"{error}; gave up after {LET_IN:.0f} s") from None
@@ -65,12 +63,19 @@ def serve(worker: Worker, where: Where, say: Say, stay: bool = False) -> None:
         wait = min(2 * wait, LONGEST)
 
 
-def _listen(worker: Worker, node: Node, piece: int, seen: Callable[[], None]) -> None:
-    """Answer one message after another until the run is over."""
+def _listen(worker: Worker, node: Node, seen: Callable[[], None]) -> None:
+    """Answer one letter after another until the run is over."""
     while not worker.finished:
         incoming = node.receive()
         if incoming is not None:
-            node.reply(incoming, pieces(worker.answer(incoming.parcels), piece))
+            reply = worker.answer(incoming.parcels)
+            if len(reply) > incoming.most:
+                reason = f"a reply of {len(reply)} bytes: the server's limit is {incoming.most} (--max-message)"
+                worker.say(f"failed: {reason}")
+                reply = pack({}, {"kind": "failed", "reason": reason})
+            if worker.failed:
+                time.sleep(SLOWLY)  # a server that asks in vain fills neither a disk nor a log
+            node.reply(incoming, [reply])
             if worker.refused is not None:
                 reason, worker.refused = worker.refused, None
                 raise Refused(reason)

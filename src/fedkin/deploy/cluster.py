@@ -15,7 +15,6 @@ from typing import IO, Any
 import numpy as np
 
 from fedkin.config import Config
-from fedkin.deploy.flower import require_flower
 from fedkin.deploy.keys import new_folder
 from fedkin.errors import FedKinError, UsageError
 
@@ -29,7 +28,6 @@ def run_cluster(
     config: Config, folder: Path, *, insecure: bool = False, say: Say = print, out: IO[Any] | None = None
 ) -> dict[str, Path]:
     """Run to the end; every client's model file. Nothing is left running, whatever happens."""
-    require_flower()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty, or no folder: give a new one with --folder")
     try:

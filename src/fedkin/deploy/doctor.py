@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedkin.deploy.flower import require_flower
 from fedkin.errors import FedKinError, UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 
 WAIT = 5.0  # seconds for each word of the server
 SOON = 30  # days before a certificate runs out
-BEHIND, AHEAD = 300.0, 5.0  # seconds within which Flower takes a signature as it is
+OFF = 300.0  # seconds that a clock may be wrong: certificates go by it
+PACKAGES = ("h11", "httpx", "cryptography")
 
 State = Literal["ok", "warning", "failed", "skipped"]
 
@@ -42,8 +42,10 @@ def examine(
     server: str | None = None,
     ca: str | None = None,
     key: str | None = None,
+    cert: str | None = None,
     data: str | None = None,
     config: Config | None = None,
+    policy: str | None = None,
     insecure: bool = False,
     join: bool = False,
     wait: float = WAIT,
@@ -51,18 +53,22 @@ def examine(
     """All steps for what was given, in the order in which a mistake is best mended.
 
     `join`: also be let in by the server, and leave at once; not while the site's client is running."""
-    yield _flower()
+    yield _packages()
     if data is not None:
         yield from _data(data, config)
+    if policy is not None:
+        yield _policy(policy, config)
     if key is not None:
         yield _key(key)
+        if ca is not None:
+            yield _own_certificate(key, ca, cert)
     if server is not None:
         steps = list[Step]()
-        for step in _server(server, ca, insecure, wait):
+        for step in _server(server, ca, key, cert, insecure, wait):
             steps.append(step)
             yield step
         if join and not any(step.state == "failed" for step in steps):
-            yield _join(server, ca, key)
+            yield _join(server, ca, key, cert, insecure)
 
 
 def address(text: str) -> tuple[str, int]:
@@ -77,12 +83,12 @@ def address(text: str) -> tuple[str, int]:
 # ---------------------------------------------------------------- this machine
 
 
-def _flower() -> Step:
+def _packages() -> Step:
     try:
-        require_flower()
-    except UsageError as error:
-        return Step("Flower", "failed", str(error), "pip install 'fedkin[flower]'")
-    return Step("Flower", "ok", f"flwr {version('flwr')}")
+        found = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    except PackageNotFoundError as error:
+        return Step("packages", "failed", f"{error.name} is not installed", "pip install 'fedkin[deploy]'")
+    return Step("packages", "ok", f"{found}, {ssl.OPENSSL_VERSION}")
 
 
 def _key(key: str) -> Step:
@@ -91,8 +97,23 @@ def _key(key: str) -> Step:
 
         found = fingerprint(load_private(key).public_key())
     except FedKinError as error:
-        return Step("key", "failed", str(error), "fedkin keys new-site NAME makes a key pair; see docs/deploy.md")
-    return Step("key", "ok", f"{found}; the server must have signed this one")
+        return Step("key", "failed", str(error), "fedkin keys new-site NAME makes a key; see docs/deploy.md")
+    return Step("key", "ok", f"{found}; the authority must have signed this one")
+
+
+def _own_certificate(key: str, ca: str, cert: str | None) -> Step:
+    name = "site's certificate"
+    try:
+        from fedkin.deploy.keys import identity_of
+
+        found = identity_of(key, ca, cert).check()
+    except FedKinError as error:
+        return Step(name, "failed", str(error), "on the server: fedkin keys sign DIR NAME.csr; copy DIR/sites/NAME.crt")
+    days = int((found.expires.timestamp() - time.time()) // 86400)
+    words = f"of {found.name!r}, valid for {days} days more (until {found.expires:%Y-%m-%d})"
+    if days < SOON:
+        return Step(name, "warning", words, "on the server: fedkin keys sign DIR NAME.csr; copy DIR/sites/NAME.crt")
+    return Step(name, "ok", words)
 
 
 def _data(data: str, config: Config | None) -> Iterator[Step]:
@@ -114,6 +135,23 @@ def _data(data: str, config: Config | None) -> Iterator[Step]:
     else:
         yield Step("classes", "ok", shown)
     yield _fits(x, y, config)
+
+
+def _policy(policy: str, config: Config | None) -> Step:
+    from fedkin.deploy.policy import Declined, Policy
+    from fedkin.deploy.worker import TRAVELS
+    from fedkin.methods import METHODS, options_of
+
+    try:
+        rules = Policy.read(policy, TRAVELS)
+        if config is None:
+            return Step("policy", "ok", f"{policy} can be kept; --config FILE.toml asks it about an experiment")
+        rules.check(config, options_of(METHODS[config.method], config.options, config.method))
+    except Declined as error:
+        return Step("policy", "failed", f"the experiment is declined: {error}", "agree with whoever runs the server")
+    except FedKinError as error:
+        return Step("policy", "failed", str(error), "docs/security.md shows what a policy looks like")
+    return Step("policy", "ok", f"{policy} allows the experiment")
 
 
 def _classes(y: Any) -> tuple[list[str], list[int]]:
@@ -154,7 +192,9 @@ def _fits(x: Any, y: Any, config: Config | None) -> Step:
 # ---------------------------------------------------------------- the server
 
 
-def _server(server: str, ca: str | None, insecure: bool, wait: float) -> Iterator[Step]:
+def _server(
+    server: str, ca: str | None, key: str | None, cert: str | None, insecure: bool, wait: float
+) -> Iterator[Step]:
     host, port = address(server)
     try:
         plain = socket.create_connection((host, port), timeout=wait)
@@ -176,7 +216,8 @@ def _server(server: str, ca: str | None, insecure: bool, wait: float) -> Iterato
             reason = getattr(error, "strerror", None) or error
             yield Step("TLS", "failed", f"{ca} is no certificate: {reason}", "copy ca.crt from the server's folder")
             return
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        shown = _show(context, key, cert)
         begin = time.time()
         try:
             secured = context.wrap_socket(plain, server_hostname=host)
@@ -186,22 +227,35 @@ def _server(server: str, ca: str | None, insecure: bool, wait: float) -> Iterato
         with closing(secured):
             yield Step("TLS", "ok", f"{secured.version()}, the certificate is good for {host}")
             yield _expiry(secured.getpeercert() or {}, begin)
-            yield _clock(_date(secured, host))
+            if shown:
+                yield _clock(_date(secured, host))
 
 
-def _join(server: str, ca: str | None, key: str | None) -> Step:
-    if ca is None or key is None:
+def _show(context: ssl.SSLContext, key: str | None, cert: str | None) -> bool:
+    """Without its certificate a site is told nothing, not even the time."""
+    if key is None:
+        return False
+    private = Path(key).expanduser()
+    try:
+        context.load_cert_chain(Path(cert).expanduser() if cert else private.with_suffix(".crt"), private)
+    except (OSError, ssl.SSLError):
+        return False
+    return True
+
+
+def _join(server: str, ca: str | None, key: str | None, cert: str | None, insecure: bool) -> Step:
+    if not insecure and (ca is None or key is None):
         return Step("joining", "skipped", "needs --ca and --key")
     try:
-        from fedkin.deploy.keys import load_private
+        from fedkin.deploy.keys import identity_of
         from fedkin.deploy.node import Node
 
-        with Node(server, ca=Path(ca).expanduser(), key=load_private(key)):
+        with Node(server, None if ca is None or key is None else identity_of(key, ca, cert)):
             pass
     except FedKinError as error:
         return Step("joining", "failed", str(error),
-                    "is a client running here? On the server: fedkin keys sign DIR NAME.pub, restart")  # fmt: skip
-    return Step("joining", "ok", "the server knows this key and let the site in")
+                    "is a client running here? On the server: fedkin keys sign DIR NAME.csr")  # fmt: skip
+    return Step("joining", "ok", "the server let the site in")
 
 
 def _unreachable(host: str, port: int, error: OSError) -> Step:
@@ -264,7 +318,7 @@ def _clock(ahead: float | None) -> Step:
     if ahead is None:
         return Step("clock", "skipped", "the server does not tell its time")
     words = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
-    if ahead > AHEAD or -ahead > BEHIND:
+    if abs(ahead) > OFF:
         return Step("clock", "warning", f"this machine's clock is {words}",
-                    "set it, by NTP for instance: `fedkin client` copes, but certificates go by it")  # fmt: skip
+                    "set it, by NTP for instance: certificates go by it")  # fmt: skip
     return Step("clock", "ok", "as the server's" if abs(ahead) < 1 else words)

@@ -80,18 +80,20 @@ def _phases(link: Any, serving: Serving, model: str, phases: int, clients: int) 
     watched = Watched(sites)
     config = make_config({"method": "fedavg", "model": model, "epochs": 1, "rounds": phases, "batch": 20})
     job = prepare_deployed(config, facts, FlowerEngine(watched, [f.name for f in facts], serving.terms))
+    link.link.limit = 8 * 4 * job.site.layout.width
     settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}
     shared = {"config": settings, "labels": list(range(10)), "transport": "fp32", "round": 0}
     sites.seat(facts, "measure", 1, lambda place: (shared, {"initial": job.site.initial}))
     sites.assemble(300, clients)
-    door, spent, down, up = link.link.door, [], 0, 0
+    spent, down, up = [], 0, 0
     for _ in range(phases):
         time.sleep(0.3)  # so that the last answers are through and counted
-        before = (time.monotonic(), door.sent, door.received)
+        before = (time.monotonic(), *link.link.traffic)
         job.method.round(job.fed, job.fed.all)
         spent.append(time.monotonic() - before[0] - max(watched.worked.values(), default=0.0))
         time.sleep(0.3)
-        down, up = down + door.sent - before[1], up + door.received - before[2]
+        after = link.link.traffic
+        down, up = down + after[0] - before[1], up + after[1] - before[2]
         job.fed.round += 1
     counted = [sum(getattr(e, k) for e in job.fed.exchanges) for k in ("bytes_down", "bytes_up")]
     sites.dismiss()

@@ -1,29 +1,32 @@
-"""A site's end of the wire: a Flower node that lives in this process and runs no code but FedKin's own.
+"""A site's end of the wire: asks the server for letters, and answers them.
 
-Flower's own SuperNode fetches an app from the server, installs it and starts it anew for every message. Nothing of
-that happens here: this node speaks the same protocol (register, activate, heartbeat, pull, push, with every request
-signed by the site's key), but the only thing it takes from the server is bytes for `wire.unpack`.
+It calls and is never called. What it takes from the server is bytes for `wire.unpack`: as many as were announced, at
+most as many as this site allows, not compressed, and within a time; redirections and cookies are not followed or kept.
 """
 
 from __future__ import annotations
 
 import random
+import secrets
+import ssl
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
-from pathlib import Path
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
-from fedkin.deploy.flower import record, require_flower, silence
+from fedkin.deploy.door import PATIENCE, SLOWEST
+from fedkin.deploy.keys import Identity
+from fedkin.deploy.link import is_loopback
 from fedkin.errors import FedKinError, UsageError
 
-BEAT = 10.0  # seconds between two signs of life, Flower's least; a dead node is missed after twice as long
-PATIENCE = 60.0  # seconds to wait for an answer to one request
+BEAT = 5.0  # seconds between two signs of life
 TRIES = 4  # of one request, where the network fails
-PARTS = 4096  # objects in one message, at most
+PARCELS = ("all", "own")
+WORDS = 4096  # bytes of an answer that is no letter
+LIMIT = 1 << 30  # bytes of a letter, unless the site says otherwise
 
 
 class Unreachable(FedKinError):
@@ -31,266 +34,225 @@ class Unreachable(FedKinError):
 
 
 class Refused(FedKinError):
-    """The server does not let this site in, or not yet."""
+    """The server does not let this site in, or not yet. `final`: trying again cannot help."""
+
+    final = False
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """A message from the server: its parcels by name, each in pieces, and how to answer it."""
+    """A letter: its parcels by name, each in pieces; and how many bytes the reply may have."""
 
-    message: Any
+    ticket: str
     parcels: dict[str, list[bytes]]
-    came: float
+    most: int
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
 class Node:
-    """`key`: this site's private key; None: nameless, which only a server that asks for no keys accepts."""
+    """`identity`: this site's certificate; None: a server on this machine that asks for none. `process` tells a site
+    whose connection broke from a second one with its certificate."""
 
-    def __init__(self, server: str, *, ca: Path | None = None, key: Any = None, limit: int = 2 << 30) -> None:
-        if key is not None and ca is None:
-            raise UsageError("a key without the server's ca.crt proves nothing: give --ca too")
-        require_flower()
-        silence()
-        from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-        from flwr.supernode.fleet_http_client import FleetHttpClient
-
-        self._own_key = key is not None
-        private = key if key is not None else generate_key_pairs()[0]
-        self._public = public_key_to_bytes(private.public_key())
-        self._clock = _Clock(private, self._public)
-        certificate = ca.read_bytes() if ca is not None else None
-        self._limit, self._server = limit, server
-        self._client, self._beats = (
-            FleetHttpClient.from_server_address(server, ca is None, certificate, [self._clock]) for _ in range(2)
-        )
-        self._node: Any = None
+    def __init__(
+        self, server: str, identity: Identity | None = None, *, limit: int = LIMIT, process: str | None = None
+    ) -> None:
+        self._server, self._limit = server, limit
+        self._process = process or secrets.token_hex(8)
+        if identity is None and not is_loopback(server.rpartition(":")[0]):
+            raise UsageError(f"{server}: without TLS only a server on this machine is called; give --key and --ca")
+        self._client, self._beats = self._new_client(identity), self._new_client(identity)
+        self._session: str | None = None
+        self._after = 0
         self._stopped = threading.Event()
         self._lost: str | None = None
+
+    def _new_client(self, identity: Identity | None) -> Any:
+        import httpx
+
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+        times = httpx.Timeout(PATIENCE, connect=10.0)
+        scheme, context = ("http", False) if identity is None else ("https", client_context(identity))
+        kept = httpx.Limits(max_connections=2, keepalive_expiry=60.0)
+        proxies = not is_loopback(self._server.rpartition(":")[0])  # that the environment names lead elsewhere
+        return httpx.Client(base_url=f"{scheme}://{self._server}", verify=context, timeout=times, cookies=no_cookies,
+                            headers={"accept-encoding": "identity"}, limits=kept, trust_env=proxies)  # fmt: skip
 
     # ------------------------------------------------------------ coming and going
 
     def open(self) -> None:
-        """Join; `Refused` where the key is unknown or in use, `Unreachable` where nobody answers."""
-        from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
-        from flwr.proto.node_pb2 import Node as Named
-
-        self._clock.read(self._server, self._client)
-        if not self._own_key:
-            self._ask(self._client.RegisterNode, RegisterNodeFleetRequest(public_key=self._public))
-        answer = self._ask(
-            self._client.ActivateNode, ActivateNodeRequest(public_key=self._public, heartbeat_interval=BEAT)
-        )
-        self._node = Named(node_id=answer.node_id)
+        """Join; `Refused` where this site is not let in, `Unreachable` where nobody answers."""
+        answer = self._ask("/open", {"fedkin-process": self._process})
+        self._session = answer.headers.get("fedkin-session", "")
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
     def close(self) -> None:
         """Say goodbye, so that the server knows at once."""
-        from flwr.proto.fleet_pb2 import DeactivateNodeRequest, UnregisterNodeFleetRequest
-
         self._stopped.set()
-        if self._node is not None:
-            name = self._node.node_id
-            with suppress(Exception):
-                self._beats.DeactivateNode(DeactivateNodeRequest(node_id=name))
-                if not self._own_key:
-                    self._beats.UnregisterNode(UnregisterNodeFleetRequest(node_id=name))
+        if self._session is not None:
+            with suppress(Exception), self._request(self._beats, "/close", self._known(), b"", timeout=5.0):
+                pass
         for client in (self._client, self._beats):
             client.close()
 
     def __enter__(self) -> Node:
-        self.open()
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _beat(self) -> None:
-        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+    def _known(self) -> dict[str, str]:
+        return {"fedkin-session": self._session or ""}
 
+    def _beat(self) -> None:
         missed = 0
-        while not self._stopped.wait(BEAT * random.uniform(0.3, 0.5)):
+        while not self._stopped.wait(BEAT * random.uniform(0.8, 1.2)):
             try:
-                known = self._beats.SendNodeHeartbeat(
-                    SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=BEAT)
-                ).success
+                with self._request(self._beats, "/beat", self._known(), b"", timeout=3 * BEAT) as response:
+                    status = _read(response, WORDS).status  # to its end, or the connection could not be kept
                 missed = 0
-                if not known:
+                if status != 204:
                     self._lost = "the server does not know this site any more"
             except Exception as error:
                 missed += 1
-                if missed >= TRIES or getattr(getattr(error, "response", None), "status_code", 0) == 401:
+                if missed >= TRIES:
                     self._lost = f"the server does not answer: {error}"
 
-    # ------------------------------------------------------------ messages
+    # ------------------------------------------------------------ letters
 
     def receive(self) -> Incoming | None:
-        """The next message, or None if there is none for a while (the server holds the question for some seconds)."""
-        from flwr.common.serde import message_from_proto
-        from flwr.proto.fleet_pb2 import PullMessagesRequest
-        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-
+        """The next letter, or None if there is none for a while (the server holds the question for some seconds)."""
         if self._lost:
             raise Unreachable(self._lost)
-        answer = self._ask(self._client.PullMessages, PullMessagesRequest(node=self._node))
-        if not answer.messages_list:
+        answer = self._ask("/pull", {**self._known(), "fedkin-after": str(self._after)}, most=self._limit)
+        if answer.status == 204:
             return None
-        message, tree = message_from_proto(answer.messages_list[0]), answer.message_object_trees[0]
-        came = time.monotonic()
-        contents = self._contents(message.metadata.run_id, tree)
-        self._ask(
-            self._client.ConfirmMessageReceived,
-            ConfirmMessageReceivedRequest(
-                node=self._node, run_id=message.metadata.run_id, message_object_id=tree.object_id
-            ),
-        )
-        return Incoming(message, _parcels(tree.object_id, contents), came)
+        number, most = (_number(answer.headers, name) for name in ("fedkin-number", "fedkin-most"))
+        parcels = _parcels(answer.headers.get("fedkin-parcels", ""), answer.body)
+        self._after = max(self._after, number)
+        return Incoming(answer.headers.get("fedkin-ticket", ""), parcels, most)
 
     def reply(self, to: Incoming, pieces: Sequence[bytes]) -> None:
-        """Answer a message. Its time is told by the server's clock, whatever this machine's says."""
-        from flwr.app import Message, RecordDict
-        from flwr.app.message import remove_content_from_message
-        from flwr.common.serde import message_to_proto
-        from flwr.proto.fleet_pb2 import PushMessagesRequest
-        from flwr.proto.message_pb2 import PushObjectRequest
-        from flwr.supercore.inflatable.inflatable_object import (
-            get_all_nested_objects,
-            get_object_tree,
-            no_object_id_recompute,
-        )
+        """Answer a letter. One that is not waited for any more is not sent again."""
+        content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        with suppress(_NotWanted):
+            self._ask("/push", {**self._known(), "fedkin-ticket": to.ticket}, content)
 
-        content = RecordDict({f"own.{i}": record(piece) for i, piece in enumerate(pieces)})
-        message = Message(content, reply_to=to.message)
-        asked, meta = to.message.metadata, message.metadata
-        spent = time.monotonic() - to.came
-        left = asked.ttl - spent - 1
-        if left <= 0:
-            raise Unreachable("the server's time for this reply was up")
-        meta.__dict__["_created_at"], meta.ttl = asked.created_at + spent, left
-        with no_object_id_recompute():
-            meta.__dict__["_message_id"] = message.object_id
-            tree, objects = get_object_tree(message), get_all_nested_objects(message)
-            answer = self._ask(
-                self._client.PushMessages,
-                PushMessagesRequest(
-                    node=self._node, messages_list=[message_to_proto(remove_content_from_message(message))],
-                    message_object_trees=[tree], clientapp_runtime_list=[spent],
-                ),
-            )  # fmt: skip
-            for name in answer.objects_to_push:
-                if name in objects:
-                    self._ask(
-                        self._client.PushObject,
-                        PushObjectRequest(
-                            node=self._node, run_id=asked.run_id, object_id=name,
-                            object_content=objects[name].deflate(), session_id=answer.session_id,
-                        ),
-                    )  # fmt: skip
-
-    def _contents(self, run: int, tree: Any) -> dict[str, bytes]:
-        from flwr.proto.message_pb2 import PullObjectRequest
-        from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
-
-        names = list(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
-        if len(names) > PARTS:
-            raise FedKinError(f"a message of {len(names)} parts: at most {PARTS} are taken")
-        contents: dict[str, bytes] = {}
-        for name in names:
-            answer = self._ask(self._client.PullObject, PullObjectRequest(node=self._node, run_id=run, object_id=name))
-            if not answer.object_available or get_object_id(answer.object_content) != name:
-                raise Unreachable("a message was withdrawn while it was fetched")
-            contents[name] = answer.object_content
-            if sum(map(len, contents.values())) > self._limit:
-                raise FedKinError(f"a message of more than {self._limit} bytes: not taken")
-        return contents
-
-    def _ask(self, call: Any, request: Any) -> Any:
-        """One request, again where the network fails; what Flower and HTTP say, in words."""
+    def _ask(self, path: str, headers: Mapping[str, str], content: bytes = b"", most: int = WORDS) -> _Answer:
+        """One request, again where the network fails; what TLS and HTTP say, in words."""
         import httpx
 
+        reason = ""
         for attempt in range(TRIES):
             try:
-                return call(request)
-            except httpx.HTTPStatusError as error:
-                status, text = error.response.status_code, error.response.text[:300]
-                if status < 500:
-                    raise Refused(_why(status, text)) from None
-                reason = f"the server answers with HTTP status {status}: {text}"
+                with self._request(self._client, path, headers, content) as response:
+                    answer = _read(response, most if response.status_code == 200 else WORDS)
+                if answer.status < 300:
+                    return answer
+                if answer.status < 500:
+                    raise _why(answer, path)
+                reason = f"the server answers with HTTP status {answer.status}"
             except httpx.TransportError as error:
                 reason = f"{type(error).__name__}: {error}"
-                if "certificate" in str(error).lower():
-                    raise Refused(f"the server's certificate is not accepted: {error}") from None
-            except ValueError as error:
-                reason = str(error)
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    raise _for_good(f"the server's certificate is not accepted: {error}") from None
+                if path == "/open" and isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
+                    reason += "; it hung up: if it does so every time, it does not accept this site's certificate"
             if self._stopped.wait(0.2 * 2**attempt * random.uniform(0.5, 1.5)):
                 break
         raise Unreachable(f"{self._server} cannot be reached ({reason})")
 
-
-def _why(status: int, text: str) -> str:
-    if status == 413:
-        return "the server finds this message too large"
-    if status == 404:
-        return "the server knows no such call: it may ask for keys (--key, --ca), or is no FedKin server"
-    if status == 401:
-        return "the server does not accept this site's signature: is its clock right, is the key signed there?"
-    if "could not be activated" in text or "ACTIVATION" in text.upper() or status in (400, 409, 412):
-        return (
-            "the server does not let this site in: its key is not signed there, or another process with the same key "
-            "is connected (one that has just died is missed for up to 20 s)"
-        )
-    return f"the server refuses (HTTP status {status}): {text}"
+    @contextmanager
+    def _request(
+        self, client: Any, path: str, headers: Mapping[str, str], content: bytes, timeout: float | None = None
+    ) -> Iterator[Any]:
+        times = {} if timeout is None else {"timeout": timeout}
+        with client.stream("POST", path, headers=dict(headers), content=content, **times) as response:
+            yield response
 
 
-def _parcels(name: str, contents: dict[str, bytes]) -> dict[str, list[bytes]]:
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+class _NotWanted(FedKinError):
+    """A reply that came too late."""
 
+
+def client_context(identity: Identity) -> ssl.SSLContext:
+    """TLS as a site speaks it: it shows its certificate, and talks to nobody whom the authority does not vouch for."""
     try:
-        content = inflate_object_from_contents(name, contents).content  # type: ignore[attr-defined]
-        found: dict[str, dict[int, bytes]] = {}
-        for key in content:
-            parcel, _, number = key.rpartition(".")
-            piece = content[key]["p"]
-            if not isinstance(piece, bytes):
-                raise TypeError("a piece is not bytes")
-            found.setdefault(parcel, {})[int(number)] = piece
-        return {parcel: [pieces[i] for i in range(len(pieces))] for parcel, pieces in found.items()}
-    except Exception as error:
-        raise FedKinError(f"a message that cannot be read: {type(error).__name__}: {error}"[:300]) from error
+        identity.check()
+    except FedKinError as error:
+        raise _for_good(str(error)) from error
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(identity.ca)
+    context.load_cert_chain(identity.certificate, identity.key)
+    return context
 
 
-class _Clock:
-    """Signs requests with the site's key and the server's time, so that a site's wrong clock does no harm."""
+def _for_good(reason: str) -> Refused:
+    error = Refused(reason)
+    error.final = True
+    return error
 
-    def __init__(self, private: Any, public: bytes) -> None:
-        self._private, self._public, self._ahead = private, public, 0.0
 
-    def read(self, server: str, client: Any) -> None:
-        """How far the server's clock is ahead, by the date of its answer to anything."""
-        import httpx
+def _why(answer: _Answer, path: str) -> FedKinError:
+    said = "".join(c if c.isprintable() else " " for c in answer.body[:300].decode("utf-8", "replace"))
+    if answer.status == 410:
+        if path == "/push" and "letter" in said:
+            return _NotWanted(said)
+        return Unreachable("the server does not know this site any more")
+    if answer.status == 404:
+        return _for_good("the server knows no such call: is it a FedKin server of this version?")
+    if answer.status == 413:
+        return FedKinError(f"the server finds this reply too large ({said})")
+    return Refused(f"the server does not let this site in: {said or f'HTTP status {answer.status}'}")
 
-        try:
-            answer = client._client.get(f"{client._base_url}/", timeout=PATIENCE)
-            date = parsedate_to_datetime(answer.headers["date"]).timestamp()
-        except httpx.TransportError as error:
-            if "certificate" in str(error).lower():
-                raise Refused(f"the server's certificate is not accepted: {error}") from None
-            raise Unreachable(f"{server} cannot be reached ({type(error).__name__}: {error})") from None
-        except (KeyError, ValueError, TypeError):
-            return
-        ahead = date - time.time()
-        self._ahead = ahead if abs(ahead) > 3 else 0.0
 
-    def intercept(self, context: Any, call_next: Any) -> Any:
-        from base64 import b64encode
-        from datetime import UTC, datetime
+def _read(response: Any, most: int) -> _Answer:
+    """An answer's bytes as they are, no more than announced, allowed, and there in time."""
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    if "content-encoding" in headers:
+        raise FedKinError("the server sends a compressed answer: not taken")
+    length = headers.get("content-length", "" if response.status_code != 204 else "0")
+    if not (length.isascii() and length.isdigit()) or len(length) > 15:
+        raise FedKinError("the server does not say how long its answer is: not taken")
+    if int(length) > most:
+        raise FedKinError(f"the server sends {length} bytes, this site takes at most {most}: not taken")
+    until = time.monotonic() + PATIENCE + int(length) / SLOWEST
+    whole = bytearray()
+    for piece in response.iter_raw():
+        whole += piece
+        if len(whole) > most or time.monotonic() > until:
+            raise FedKinError("the server's answer is longer or slower than it may be: not taken")
+    return _Answer(response.status_code, headers, bytes(whole))
 
-        from flwr.common.constant import TIMESTAMP_HEADER
-        from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-        from flwr.supercore.primitives.asymmetric import sign_message
 
-        stamp = datetime.fromtimestamp(time.time() + self._ahead, UTC).isoformat()
-        signature = sign_message(self._private, stamp.encode("ascii"))
-        context.request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER] = b64encode(self._public).decode()
-        context.request.headers[TIMESTAMP_HEADER] = stamp
-        context.request.headers[FLEET_HTTP_SIGNATURE_HEADER] = b64encode(signature).decode()
-        return call_next(context)
+def _number(headers: Mapping[str, str], name: str) -> int:
+    text = headers.get(name, "")
+    if not (text.isascii() and text.isdigit()) or len(text) > 15:
+        raise FedKinError(f"a letter that cannot be read: {name} is no number")
+    return int(text)
+
+
+def _parcels(sizes: str, body: bytes) -> dict[str, list[bytes]]:
+    """The parcels of a letter, whose names and sizes its header tells."""
+    found: dict[str, list[bytes]] = {}
+    at = 0
+    for part in sizes.split(","):
+        name, _, size = part.partition("=")
+        if name not in PARCELS or name in found or not (size.isascii() and size.isdigit()) or len(size) > 15:
+            raise FedKinError(f"a letter that cannot be read: its parcels are {sizes[:100]!r}")
+        found[name] = [body[at : at + int(size)]]
+        at += int(size)
+    if at != len(body):
+        raise FedKinError(f"a letter that cannot be read: it has {len(body)} bytes, its parcels {at}")
+    return found

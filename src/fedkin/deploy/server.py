@@ -1,4 +1,4 @@
-"""A federation of real sites: the same rounds as a simulation, its run folder included, over Flower."""
+"""A federation of real sites: the same rounds as a simulation, its run folder included, over TLS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedkin.compute.program import frozen_digest, trace
 from fedkin.config import Config
 from fedkin.data.own import split_sizes
 from fedkin.deploy import keys as key_files
-from fedkin.deploy.link import PIECE, Link
+from fedkin.deploy.link import Link
 from fedkin.deploy.sites import USUAL_CLASSES, Facts, Say, Sites, digest, together
 from fedkin.deploy.wire import Transport
 from fedkin.deploy.worker import TRAVELS
@@ -55,7 +55,6 @@ class Serving:
     terms: Terms = field(default_factory=Terms)
     transport: Transport = "fp32"
     largest: int | None = None  # bytes of a reply; None: eight times the model, and at least 64 MiB
-    piece: int = PIECE
     least: int | None = None  # sites to start with, if the others do not come or do not fit; None: all
     most_classes: int = USUAL_CLASSES
 
@@ -148,6 +147,7 @@ def run_server(
         _bound(link.link, job, serving)
         with Recorder.create(runs_folder(config.runs_dir), job, job.config) as recorder:
             link.folder = recorder.folder
+            link.folder.chmod(0o700)  # what the sites sent is nobody else's business
             (recorder.folder / SITES).write_text(json.dumps([f.plain() for f in facts]))
             recorder.attach(job)
             least = min(len(facts), serving.least or count)
@@ -208,16 +208,14 @@ class OpenLink:
     """The link while it serves, with what its sites and its run folder have to know of each other."""
 
     def __init__(self, serving: Serving, say: Say) -> None:
-        self.signed: dict[str, bytes] = {}
-        certificate = None
+        self.signed: list[str] = []
         if serving.keys is not None:
-            self.signed = {name: site.pem for name, site in key_files.sites(serving.keys).items()}
+            self.signed = list(key_files.sites(serving.keys))
             if not self.signed:
-                raise UsageError(f"no site's key is signed in {serving.keys}: fedkin keys sign {serving.keys} NAME.pub")
-            certificate = (serving.keys / "server.crt", serving.keys / "server.key")
-            key_files.check_private(certificate[1])
-        keys_or_none = self.signed if serving.keys is not None else None
-        self.link = Link(serving.host, serving.port, certificate=certificate, keys=keys_or_none, piece=serving.piece)
+                raise UsageError(f"no site's key is signed in {serving.keys}: fedkin keys sign {serving.keys} NAME.csr")
+            for warning in key_files.check_server(serving.keys):
+                say(warning)
+        self.link = Link(serving.host, serving.port, keys=serving.keys)
         self.folder: Path | None = None
         self._say = say
 

@@ -5,6 +5,9 @@ For each run there is a folder with
     state.safetensors         after the last finished exchange
     previous.safetensors      before it: for a server that asks the same again
     round-000010.safetensors  at the start of a round that the server can go back to
+    personal.safetensors      this site's model as of the last evaluation
+    data                      the fingerprint of the data that the run began with
+    finished                  the run is over: nothing here changes any more
 
 Each file says in its header which exchange it is of. Files are written whole and then put in place; those that hold
 the same are one file under two names. Nobody but their owner can read them.
@@ -30,6 +33,8 @@ from fedkin.errors import DataError
 RUN = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,100}")
 LARGEST = 4 << 30  # bytes of a state, at most
 KEY = "fedkin"
+FINISHED = "finished"
+ASIDE = 5  # earlier beginnings of one run that are kept
 
 
 @dataclass(frozen=True, order=True)
@@ -49,9 +54,39 @@ class Vault:
         if not RUN.fullmatch(run):
             raise DataError(f"run {run!r}: not a name that a run can have")
         self.folder = folder / "runs" / run
+        if (self.folder / FINISHED).exists():
+            raise DataError(f"run {run!r} is over at this site; what it left in {self.folder} is kept as it is")
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in self.folder.glob(".*.partial"):
             left.unlink(missing_ok=True)
+
+    def same_data(self, found: str) -> None:
+        """A run goes on with the data that it began with."""
+        path = self.folder / "data"
+        if not path.exists():
+            write_private(path, found.encode())
+        elif path.read_text() != found:
+            raise DataError("this site's data are not those it began the run with")
+
+    def set_aside(self) -> Path:
+        """What the run left here so far, under another name: a server that begins it anew wipes nothing."""
+        free = (self.folder.with_name(f"{self.folder.name}~{n}") for n in range(1, ASIDE + 1))
+        to = next((path for path in free if not path.exists()), None)
+        if to is None:
+            raise DataError(f"run {self.folder.name!r} was begun anew {ASIDE} times; look at {self.folder}~1 and those "
+                            "after it, and delete some to go on")  # fmt: skip
+        data = (self.folder / "data").read_bytes() if (self.folder / "data").exists() else None
+        os.rename(self.folder, to)
+        self.folder.mkdir(mode=0o700)
+        if data is not None:
+            write_private(self.folder / "data", data)
+        return to
+
+    def finish(self) -> Path | None:
+        """The run is over; its model, if one was kept."""
+        write_private(self.folder / FINISHED, b"")
+        model = self.folder / "personal.safetensors"
+        return model if model.exists() else None
 
     def stamp(self) -> Stamp | None:
         """Of the state as it is now; None: there is none."""

@@ -1,19 +1,23 @@
 """What a site does when the server asks: the client half of a method on a cohort of one, its own.
 
 The server names a method, its options and a phase; all three are looked up among what is installed here and checked.
-No code comes over the network. What goes back is what the phase returns as named tensors, written down in the log in
-words and bytes before it leaves; the personal model is never part of it.
+No code comes over the network, and the site's own policy has the last word. What goes back is what the phase returns
+as named tensors, written down in the log in words and bytes before it leaves; the personal model is never part of it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 import math
+import os
 import secrets
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -31,6 +35,8 @@ from fedkin.data import Dataset
 from fedkin.data.own import read_site, split_client
 from fedkin.deploy.model_file import Card, tensors_of
 from fedkin.deploy.model_file import save as save_model
+from fedkin.deploy.node import LIMIT
+from fedkin.deploy.policy import Declined, Policy, rounded
 from fedkin.deploy.state import Stamp, Vault, write_private
 from fedkin.deploy.wire import Parcel, Transport, pack, unpack
 from fedkin.engines.flower import MEASURED
@@ -48,6 +54,9 @@ TRAVELS = ("method", "options", "model", "head", "buffers", "rounds", "epochs", 
            "weight_decay", "augment", "order", "seed", "test_share", "validation_share", "eval_point",
            "precision")  # fmt: skip
 """The settings a server tells its sites; where and how a site computes is its own business."""
+MODEL = "personal.safetensors"
+RECORD = "record.jsonl"
+NOTED = ("kind", "run", "round", "phase", "call", "config", "reason")  # of a message, on record
 SERVER_HALF = {"start", "round", "deliver", "deliver_to", "deliver_to_all", "needs", "finish"}
 PERSONAL = "rows"  # what `report` adds for the simulator, and no site sends
 
@@ -95,6 +104,7 @@ class Joined:
     vault: Vault
     stamp: Stamp
     transport: Transport
+    questions: dict[int, int] = field(default_factory=dict)  # answered so far, by round
 
 
 @dataclass
@@ -109,7 +119,8 @@ class Worker:
     label: str = "label"
     device: str = "auto"
     secret: bool = True
-    limit: int = 2 << 30
+    limit: int = LIMIT
+    policy: Policy = field(default_factory=Policy)
     joined: Joined | None = None
     finished: bool = False
     refused: str | None = None  # why the server does not want this site, if so
@@ -117,21 +128,66 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._noted: dict[str, Any] = {}  # of the message that is being answered, for the record
+        say = self.say
+        self.say = lambda text: say(printable(text))
         self.own = read_site(self.data, self.name, self.label)
+        if self.policy.test_share is not None and self.own.tests is None:
+            self._hold_back(self.policy.test_share)
         self.say(f"{self.data}: {len(self.own.x)} samples of shape {self.own.x.shape[1:]}, "
                  f"{len(np.unique(self.own.y))} classes")  # fmt: skip
 
     @property
     def model_file(self) -> Path:
-        return self.folder / "personal.safetensors"
+        """The model of the last run that ended; each run's own is in its folder."""
+        return self.folder / MODEL
+
+    @cached_property
+    def data_print(self) -> str:
+        """Tells whether the data are those a run began with; stays here."""
+        digest = hashlib.sha256(str((self.own.x.dtype, self.own.x.shape, self.own.tests)).encode())
+        digest.update(np.ascontiguousarray(self.own.x).data)
+        digest.update("\n".join(map(str, self.own.y.tolist())).encode())
+        return digest.hexdigest()
+
+    def _hold_back(self, share: float) -> None:
+        """The site's own test samples, the same for every run: the server's share and seed do not enter."""
+        own, rng = self.own, np.random.Generator(np.random.PCG64(self._seed()))
+        order = rng.permutation(len(own.x))
+        tests = max(1, round(share * len(order)))
+        if tests >= len(order):
+            raise FedKinError(f"{self.data}: {len(order)} samples are too few to keep {share:g} of them for testing")
+        self.own = replace(own, x=own.x[order], y=own.y[order], tests=tests)
 
     def answer(self, parcels: Mapping[str, list[bytes]]) -> bytes:
-        """The reply to a message; whatever goes wrong becomes a reply that says so."""
+        """The reply to a message, on record before it leaves."""
+        self._noted = {"asked_bytes": sum(len(piece) for pieces in parcels.values() for piece in pieces)}
+        reply = self._answer(parcels)
+        try:
+            self._record(len(reply))
+        except OSError as error:
+            self.say(f"failed: {self.folder / RECORD} cannot be written ({error}); nothing is answered off the record")
+            return pack({}, {"kind": "failed", "reason": "the site cannot write its record"})
+        return reply
+
+    def _record(self, size: int) -> None:
+        """One line of JSON: what was asked and what is answered, by names and sizes. Lines are only ever added."""
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **self._noted, "sent_bytes": size}
+        file = os.open(self.folder / RECORD, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(file, (json.dumps(line) + "\n").encode("ascii"))
+        finally:
+            os.close(file)
+
+    def _answer(self, parcels: Mapping[str, list[bytes]]) -> bytes:
+        """Whatever goes wrong becomes a reply that says so."""
         try:
             own = unpack(parcels["own"], self.limit)
             shared = unpack(parcels["all"], self.limit) if "all" in parcels else Parcel({}, {})
             message = Parcel(own.fields, {**shared.values, **own.values})
             kind = message.fields.get("kind")
+            self._noted |= {name: str(message.fields[name])[:2000] for name in NOTED if name in message.fields}
+            self._noted["asked"] = _sizes(message.values)
             if kind == "hello":
                 return self._hello()
             if kind == "join":
@@ -146,10 +202,19 @@ class Worker:
             raise FedKinError(f"a message of no known kind ({kind!r})")
         except FedKinError as error:
             self.say(f"failed: {error}")
-            return pack({}, {"kind": "failed", "reason": str(error)[:500]})
+            return self._failed(str(error)[:500])
         except Exception as error:
             self.say(f"failed: {''.join(traceback.format_exception(error))}")
-            return pack({}, {"kind": "failed", "reason": f"{type(error).__name__}; the site's log says more"})
+            return self._failed(f"{type(error).__name__}; the site's log says more")
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last message could not be answered."""
+        return "failed" in self._noted
+
+    def _failed(self, reason: str) -> bytes:
+        self._noted["failed"] = reason
+        return pack({}, {"kind": "failed", "reason": reason})
 
     # ------------------------------------------------------------ joining
 
@@ -178,6 +243,7 @@ class Worker:
         config = make_config({k: v for k, v in given.items() if k in TRAVELS})
         kind = METHODS[config.method]
         options = options_of(kind, config.options, config.method)
+        self.policy.check(config, options)
         dataset, parts = self._dataset(f.get("labels"), place, config)
         initial = message.values.get("initial")
         network = build(str(config.model), dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
@@ -202,6 +268,7 @@ class Worker:
             training=training_of(config, precision), store=store, chooser=Chooser(), hold=point != "received",
         )  # fmt: skip
         vault = Vault(self.folder, run)
+        vault.same_data(self.data_print)
         stamp, remark = self._resume(vault, attempt, begin)
         store.tensors = {k: t.to(device) for k, t in vault.load(store.expected()).items()}
         card = Card.of(dataset, config.model, head=layout.head_name, method=config.method, run=run, site=self.name,
@@ -222,8 +289,10 @@ class Worker:
         fresh = Stamp(begin, -1, attempt)
         remark = ""
         if stamp is None or (begin == 0 and stamp.attempt != attempt):
-            vault.begin(fresh)
             remark = "; this site has no state of it and starts with the first model" if begin else ""
+            if stamp is not None and (stamp.round, stamp.call) > (0, -1):
+                remark = f"; its state of round {stamp.round + 1} is set aside in {vault.set_aside().name}"
+            vault.begin(fresh)
             return fresh, remark
         if stamp.attempt != attempt and (stamp.round, stamp.call) >= (begin, 0):
             if vault.go_back(begin):
@@ -255,6 +324,7 @@ class Worker:
             raise FedKinError("asked to work for a run that this site has not joined")
         phase, number = str(f["phase"]), _whole(f, "round")
         call = _whole(f, "call", low=-1)
+        self._check_count(job, number)
         measures = phase in REPORTS.values()
         self._check_phase(job, phase)
         if not measures:
@@ -276,15 +346,19 @@ class Worker:
             if isinstance(rows, Tensor):
                 self._keep_model(job, rows, number)
             checked = {k: v.sum(1, keepdim=True) if _per_class(v) else v for k, v in checked.items() if k in MEASURED}
+            checked = self.policy.coarse(checked)
         else:
             job.stamp = Stamp(number, call, job.attempt, phase)
             job.vault.save(job.stamp, job.store.tensors)
         loss = float(cohort.losses.float().nanmean()) if len(cohort.losses) else math.nan
+        loss = rounded(loss) if self.policy.evaluation != 0 else loss
         fields = {
             "kind": "reply", "loss": loss if math.isfinite(loss) else None, "seconds": time.perf_counter() - begin,
             "steps": job.site.chooser.client_steps - steps,
         }  # fmt: skip
         packed = pack(checked, fields, job.transport)
+        self._noted["sent"] = _sizes(checked)
+        job.questions[number] = job.questions.get(number, 0) + 1
         if len(packed) > self.limit:
             raise FedKinError(f"a reply of {len(packed)} bytes: at most {self.limit} can be sent")
         when = f"after round {number}" if measures else f"round {number + 1}"
@@ -292,6 +366,14 @@ class Worker:
         work = f"{known}{fields['steps']} steps, {fields['seconds']:.2f} s"
         self.say(f"sent: {_in_words(checked)}; {work}; {len(packed)} bytes in all; {when}, {phase}")
         return packed
+
+    def _check_count(self, job: Joined, number: int) -> None:
+        """Questions that are answered have an end in each round, and so have rounds."""
+        if number > job.config.rounds:
+            raise FedKinError(f"asked for round {number + 1} of {job.config.rounds}")
+        if job.questions.get(number, 0) >= self.policy.questions:
+            raise Declined(f"one question more of round {number + 1}: this site's policy answers at most "
+                           f"{self.policy.questions} (questions)")  # fmt: skip
 
     def _check_phase(self, job: Joined, phase: str) -> None:
         """A client function of this method: public, and it takes a client first."""
@@ -316,7 +398,9 @@ class Worker:
         card = Card(**{**vars(job.card), "round": number})
         tensors = tensors_of(job.site.layout.load(job.network, rows[0].detach().cpu()))
         if all(bool(t.isfinite().all()) for t in tensors.values()):
-            save_model(self.model_file, tensors, card)
+            save_model(job.vault.folder / MODEL, tensors, card)
+        else:
+            self.say(f"this site's model after round {number} is not finite: the one before is kept")
 
     def _seed(self) -> int:
         """This site's own seed; made once, kept beside its state."""
@@ -327,8 +411,22 @@ class Worker:
 
     def _done(self, message: Parcel) -> bytes:
         self.finished = True
-        self.say(f"the run is over; this site's model is {self.model_file}")
+        made = self.joined.vault.finish() if self.joined is not None else None
+        if made is None:
+            self.say("the run is over; no model of it was kept here")
+        else:
+            self.say(f"the run is over; this site's model is {self._publish(made)}")
         return pack({}, {"kind": "bye"})
+
+    def _publish(self, made: Path) -> str:
+        """The finished model at the place where it is looked for; the one that was there stays beside it."""
+        try:
+            if self.model_file.exists():
+                write_private(self.folder / f"previous-{MODEL}", self.model_file.read_bytes())
+            write_private(self.model_file, made.read_bytes())
+        except OSError as error:
+            return f"{made}; {self.model_file} could not be written ({error})"
+        return f"{self.model_file}, also {made}"
 
 
 def _on(value: Any, job: Joined) -> Any:
@@ -351,6 +449,18 @@ def _per_class(value: Tensor | Masked) -> TypeGuard[Tensor]:
 
 def _only(place: int, clients: int, rows: keys.I64) -> list[keys.I64]:
     return [rows if i == place else rows[:0] for i in range(clients)]
+
+
+def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of what travels, by name; numbers and words count as eight."""
+    return {n: wire_bytes(v) if isinstance(v, Tensor | Masked) else 8 for n, v in values.items()}
+
+
+def printable(text: str) -> str:
+    """For a log on a terminal: no control codes, and no second line that looks like a first."""
+    lines = ("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+             for line in text.rstrip("\n").split("\n"))  # fmt: skip
+    return "\n    ".join(lines)
 
 
 def _whole(fields: Mapping[str, Any], name: str, low: int = 0) -> int:

@@ -27,7 +27,7 @@ from fedkin.rounds import Job, Listener, Result, RoundRecord, drive, prepare
 from fedkin.track import checkpoint, database
 from fedkin.track.catalogue import runs_folder
 from fedkin.track.checkpoint import DiskFull, writing
-from fedkin.track.folder import CHECKPOINTS, METRICS, RunFolder
+from fedkin.track.folder import CHECKPOINTS, METRICS, SITES, RunFolder
 from fedkin.track.recorder import Recorder, fingerprint, first_weights, remembered
 from fedkin.track.sinks import Sinks
 
@@ -159,7 +159,8 @@ def follow(
     except DiskFull as error:
         kept = next(iter(checkpoint.names(recorder.folder / CHECKPOINTS)), None)
         last = f"the checkpoint {kept} is kept" if kept else "no checkpoint had been written yet"
-        full = DiskFull(f"{error}; {last}. Make room, then: fedkin resume {recorder.folder.name}")
+        how = "fedkin server --resume" if (recorder.folder / SITES).exists() else "fedkin resume"
+        full = DiskFull(f"{error}; {last}. Make room, then: {how} {recorder.folder.name}")
         recorder.stopped("failed", full)
         raise full from error
     except BaseException as error:
