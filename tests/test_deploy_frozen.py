@@ -35,6 +35,6 @@ def test_frozen_parameters_are_built_on_the_site_and_kept_in_its_model(
     assert model.numel() == 170  # 16 x 10 + 10 of 1,210
     assert told.call("train", 0, model=model).values["model"].shape == (1, 170)  # type: ignore[union-attr]
     told.call("report", 1, -1, model=model)
-    kept = load_model(tmp_path / "site" / "personal.safetensors").module
+    kept = load_model(tmp_path / "site" / "runs" / "run-1" / "personal.safetensors").module
     assert torch.equal(kept[1].weight, told.job.model[1].weight)  # type: ignore[index]
     assert torch.equal(kept[3].weight.flatten(), model[:160])  # type: ignore[index]
