@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,12 @@ def test_every_method_copes_with_a_layer_that_is_not_used(method: str) -> None:
     assert torch.allclose(result.personal(0).network.aux.weight, network.aux.weight)  # averaged, but never moved
 
 
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 8)), nn.Linear(8, 4))
+
+
 @pytest.mark.parametrize(
     ("network", "head", "words"),
     [
@@ -333,6 +340,9 @@ def test_every_method_copes_with_a_layer_that_is_not_used(method: str) -> None:
         (HeadFirst(), "cf", "did you mean 'fc'"),
         (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), None, "gives 3 outputs, the data have 4 classes"),
         (nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 4)), None, r"cannot take samples of shape \(6,\)"),
+        (nn.Sequential(nn.BatchNorm2d(6), nn.Linear(6, 4)), None, r"cannot take samples of shape \(6,\): expected 4D"),
+        (nn.Sequential(nn.BatchNorm2d(6), nn.Linear(6, 4)), "", r"cannot take samples of shape \(6,\): expected 4D"),
+        (old_weight_norm(), None, "Sequential cannot be copied.*parametrizations"),
         (nn.LSTM(6, 4), "", "returns a tuple"),
         (nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Linear(1, 4)), None, r"returns shape \(6, 6, 4\)"),
     ],
@@ -536,3 +546,19 @@ def test_the_reference_loop_leaves_frozen_parameters_alone() -> None:
     train_client(network, [(torch.from_numpy(x), torch.from_numpy(y))], OPTIMISERS["adam-decay"])
     assert torch.equal(network.body[0].weight, before["body.0.weight"])
     assert not torch.equal(network.body[4].weight, before["body.4.weight"])
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"), [(["01", "02"], "U"), (["1", "2"], "i"), ([-5, 10], "i"), (["a", "b"], "U"), (["١", "٢"], "U")]
+)
+def test_labels_come_back_as_the_data_had_them(given: list[Any], kind: str) -> None:
+    clients = [(np.eye(2, 6, dtype=np.float32)[[0, 1] * 6], np.array(given * 6)) for _ in range(2)]
+    result = fk.run("local", model="mlp", clients=clients, rounds=3, lr=0.5, device="cpu")
+    found = result.predict(clients[0][0][:2], 0)
+    assert found.dtype.kind == kind
+    assert [str(v) for v in found] == [str(v) for v in given]
+
+
+def test_a_body_that_is_empty_is_said() -> None:
+    with pytest.raises(UsageError, match=r"body is empty, all is head '0': name a smaller head, or take a method"):
+        fk.run("fedper", model=nn.Sequential(nn.Linear(6, 4)), data=federation(), **QUICK)
