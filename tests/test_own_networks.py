@@ -562,3 +562,17 @@ def test_labels_come_back_as_the_data_had_them(given: list[Any], kind: str) -> N
 def test_a_body_that_is_empty_is_said() -> None:
     with pytest.raises(UsageError, match=r"body is empty, all is head '0': name a smaller head, or take a method"):
         fk.run("fedper", model=nn.Sequential(nn.Linear(6, 4)), data=federation(), **QUICK)
+
+
+@pytest.mark.parametrize("client", [1.0, None, True, -1, 3])
+def test_a_client_that_is_none_is_refused(client: Any) -> None:
+    result = fk.run("fedavg", model=HeadFirst(), data=federation(), **QUICK)
+    with pytest.raises(UsageError, match=r"this run has clients 0 to 2"):
+        result.personal(client)
+
+
+def test_what_is_said_of_first_weights_leaves_frozen_ones_out() -> None:
+    network = HeadFirst()
+    network.body.requires_grad_(False)
+    said = fk.run("fedavg", model=network, data=federation(), **QUICK).remarks[0]
+    assert said.startswith("the weights of HeadFirst that are not frozen were drawn anew from seed 0")

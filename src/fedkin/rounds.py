@@ -226,8 +226,8 @@ class Result:
             if client not in names:
                 raise unknown("client", client, names)
             return names.index(client)
-        if not 0 <= client < len(names):
-            raise UsageError(f"client {client}: this run has clients 0 to {len(names) - 1}")
+        if isinstance(client, bool) or not isinstance(client, int | np.integer) or not 0 <= client < len(names):
+            raise UsageError(f"client {client!r}: this run has clients 0 to {len(names) - 1}")
         return client
 
     @property
@@ -491,7 +491,7 @@ class Job:
         few = torch.from_numpy(rows[:: math.ceil(len(rows) / most)] % max(source.count, 1)).to(source.y.device)
         network = copy.deepcopy(self.model).eval()
         with torch.no_grad():
-            pieces = [network(source.batch(part).cpu().contiguous()) for part in few.split(100)]
+            pieces = [network(source.batch(part).cpu().contiguous()) for part in torch.split(few, 100)]
             return float(nn.functional.cross_entropy(torch.cat(pieces), source.y[few].cpu()))
 
     def backdoor(self) -> dict[str, float | None] | None:
@@ -533,7 +533,11 @@ class Job:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         fed, store = self.fed, self.site.store
-        for name in [n for n in vars(self.method) if n != "options" and n not in state["method"]]:
+        gone, kind = [n for n in vars(self.method) if n != "options" and n not in state["method"]], type(self.method)
+        if gone and kind.__module__.startswith("fedkin."):  # none of these forgets; a method of one's own may
+            raise DataError(f"the saved state has no {gone[0]!r}, which {kind.__name__} needs: another version of "
+                            "FedKin wrote it; start a new run, or go on with that version")  # fmt: skip
+        for name in gone:
             delattr(self.method, name)
         for name, value in state["method"].items():
             if not name.isidentifier() or name.startswith("__") or callable(getattr(type(self.method), name, None)):
@@ -549,6 +553,9 @@ class Job:
         self.broken = [Broken(**b) for b in state.get("broken", [])]
         known = {"training": state["seconds"], "wall": state["seconds"]}  # all that older checkpoints say
         self.clock.restore(state.get("clock", known))
+        if "clock" not in state:
+            self.remarks.append(f"{state['round']} rounds were done by a version that timed nothing else: the wall "
+                                "clock leaves out what went into their preparing, evaluating and writing")  # fmt: skip
         fed.restore(state["federation"])
         fed.round = int(state["round"])
         set_generators(state["generators"])

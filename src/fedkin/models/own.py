@@ -27,7 +27,8 @@ def first_network(given: Given, seed: int, init: Literal["seed", "given"]) -> tu
         return network, f"{kind} starts with the weights it came with, the same at every seed (init='given')"
     odd = draw_anew(network, seed)
     if odd is None:
-        return network, (f"the weights of {kind} were drawn anew from seed {seed} by its layers' reset_parameters: "
+        which = kind if all(p.requires_grad for p in network.parameters()) else f"{kind} that are not frozen"
+        return network, (f"the weights of {which} were drawn anew from seed {seed} by its layers' reset_parameters: "
                          f"init='given' keeps those it came with, model={kind} (the class) lets it draw its "
                          "own")  # fmt: skip
     return network, (f"{kind} starts the same at every seed, so the spread over seeds leaves its first weights out: "
