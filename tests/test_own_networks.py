@@ -387,7 +387,7 @@ def test_a_network_is_drawn_anew_at_every_seed_and_the_users_own_is_left_alone()
     assert not torch.equal(zero[0], one[0])
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
-    assert "weights of BodyHead were drawn anew from seed 0" in zero[1][0]
+    assert "weights of BodyHead that are not frozen were drawn anew from seed 0" in zero[1][0]
     assert "init='given' keeps" in zero[1][0]
 
 
@@ -576,3 +576,9 @@ def test_what_is_said_of_first_weights_leaves_frozen_ones_out() -> None:
     network.body.requires_grad_(False)
     said = fk.run("fedavg", model=network, data=federation(), **QUICK).remarks[0]
     assert said.startswith("the weights of HeadFirst that are not frozen were drawn anew from seed 0")
+
+
+@pytest.mark.parametrize("odd", [2.7, np.nan, np.inf])
+def test_token_ids_that_are_no_whole_numbers_are_refused(odd: float) -> None:
+    with pytest.raises(DataError, match=f"token ids are whole numbers, but {odd} is among them"):
+        from_arrays([(np.array([[1, 2], [3, odd]]), [0, 1])], vocabulary=5)

@@ -533,15 +533,17 @@ class Job:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         fed, store = self.fed, self.site.store
-        gone, kind = [n for n in vars(self.method) if n != "options" and n not in state["method"]], type(self.method)
+        kind = type(self.method)
+        for name in state["method"]:
+            if not name.isidentifier() or name.startswith("__") or callable(getattr(kind, name, None)):
+                raise DataError(f"the saved state sets {name!r}, which is no memory of {kind.__name__}")
+        gone = [n for n in vars(self.method) if n != "options" and n not in state["method"]]
         if gone and kind.__module__.startswith("fedkin."):  # none of these forgets; a method of one's own may
             raise DataError(f"the saved state has no {gone[0]!r}, which {kind.__name__} needs: another version of "
                             "FedKin wrote it; start a new run, or go on with that version")  # fmt: skip
         for name in gone:
             delattr(self.method, name)
         for name, value in state["method"].items():
-            if not name.isidentifier() or name.startswith("__") or callable(getattr(type(self.method), name, None)):
-                raise DataError(f"the saved state sets {name!r}, which is no memory of {type(self.method).__name__}")
             setattr(self.method, name, value)
         store.restore(state["clients"])
         self.engine.losses = state["losses"]
