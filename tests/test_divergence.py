@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import fedkin as fk
 from fedkin.cli import app
-from fedkin.divergence import Refusal, at_chance, divergence
+from fedkin.divergence import Broken, Refusal, at_chance, divergence, out_of_hand
 from fedkin.rounds import Accuracy, RoundRecord
 from fedkin.testing import finished, job_of
 from fedkin.track.folder import RunFolder
@@ -59,6 +60,56 @@ def test_being_at_chance_under_attack_is_what_the_attack_is_for() -> None:
     assert divergence(lost, [], 10, 10.0, attacked=True) is None
     assert divergence([replace(FINE[1], test_loss=math.inf)], [], 10, 10.0, attacked=True) is not None
     assert not at_chance(record(1, 100.0, 0, 0), classes=1, chance=100.0), "one class: nothing to guess"
+
+
+def unasked() -> float:
+    raise AssertionError("measured although it decides nothing")
+
+
+def test_a_loss_that_was_large_before_anything_was_learnt_is_no_divergence() -> None:
+    high = [record(1, 9.0, 24.0, 24.5), record(2, 10.0, 24.0, 24.5)]
+    assert "reached 24.5" in str(divergence(high, [], 10, 10.0))
+    assert divergence(high, [], 10, 10.0, first_loss=lambda: 24.5) is None
+    assert divergence(high, [], 10, 10.0, first_loss=lambda: 12.0) is not None
+    assert divergence(FINE, [], 10, 10.0, first_loss=unasked) is None
+    assert "is 24.5" in str(out_of_hand(high[1], 10, lambda: 2.3))
+    assert out_of_hand(high[1], 10, lambda: 12.0) is None
+    assert out_of_hand(FINE[1], 10, unasked) is None
+
+
+def test_whose_loss_broke_is_said() -> None:
+    lost = [replace(FINE[0], train_loss=math.inf), FINE[1]]
+    one, most = (str(divergence(lost, [], 10, 10.0, broken=[Broken(1, "training", n, 6, "ward-3")])) for n in (1, 4))
+    assert "the training loss of 1 of 6 clients (ward-3) was not finite after round 1; the others' was" in one
+    assert "the training loss of 4 of 6 clients (ward-3 first) was not finite after round 1; a smaller" in most
+
+
+def numbers(scale: float = 1.0, first: float = 1.0) -> list[tuple[Any, Any]]:
+    """Features that tell three classes apart; nobody has scaled them."""
+    rng, found = np.random.default_rng(0), []
+    for k in range(6):
+        y = rng.integers(0, 3, 60)
+        x = rng.normal(size=(60, 12)) + 4 * np.eye(12)[y]
+        found.append(((x * (first if k == 0 else scale)).astype(np.float32), y))
+    return found
+
+
+def test_features_that_nobody_scaled_and_one_client_beyond_bounds() -> None:
+    settings: dict[str, Any] = {"rounds": 2, "epochs": 1, "device": "cpu", "model": "mlp"}
+    still = fk.run("fedavg", clients=numbers(100, 100), lr=1e-12, **settings)
+    assert still.history[-1].test_loss > 5 * math.log(3)
+    assert still.diverged is None
+    one = fk.run("fedavg", clients=numbers(first=1e20), lr=0.1, **settings)
+    assert "the training loss of 1 of 6 clients (client-0) was not finite after round 1" in str(one.diverged)
+
+
+def test_a_loss_out_of_hand_is_a_remark() -> None:
+    job = finished(job_of("fedavg", lr=0.05))
+    assert not any("loss" in r for r in job.result().remarks)
+    job.history[-1] = record(2, 60.0, 1.0, 8e8)
+    found = job.result()
+    assert found.diverged is None
+    assert any(r.startswith("the test loss at the end is 8e+08") for r in found.remarks)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedcap", "local"])
@@ -117,6 +168,7 @@ def test_refusals_outlive_a_checkpoint() -> None:
     again = job_of("fedavg", lr=1e30)
     again.restore(job.state())
     assert again.refusals == job.refusals
+    assert again.broken == job.broken != []
     assert again.result().diverged == job.result().diverged is not None
 
 

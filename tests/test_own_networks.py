@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from fedkin.deploy.model_file import Card
 from fedkin.deploy.model_file import load as load_model
 from fedkin.deploy.model_file import save as save_model
 from fedkin.errors import DataError, UsageError
+from fedkin.inference import labels
 from fedkin.layout import Layout
 from fedkin.methods import METHODS
-from fedkin.models import draw_anew
+from fedkin.models import Ready, Samples, draw_anew
 from fedkin.rounds import prepare
 from fedkin.testing import federation
 
@@ -322,6 +324,12 @@ def test_every_method_copes_with_a_layer_that_is_not_used(method: str) -> None:
     assert torch.allclose(result.personal(0).network.aux.weight, network.aux.weight)  # averaged, but never moved
 
 
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 8)), nn.Linear(8, 4))
+
+
 @pytest.mark.parametrize(
     ("network", "head", "words"),
     [
@@ -333,6 +341,9 @@ def test_every_method_copes_with_a_layer_that_is_not_used(method: str) -> None:
         (HeadFirst(), "cf", "did you mean 'fc'"),
         (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), None, "gives 3 outputs, the data have 4 classes"),
         (nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 4)), None, r"cannot take samples of shape \(6,\)"),
+        (nn.Sequential(nn.BatchNorm2d(6), nn.Linear(6, 4)), None, r"cannot take samples of shape \(6,\): expected 4D"),
+        (nn.Sequential(nn.BatchNorm2d(6), nn.Linear(6, 4)), "", r"cannot take samples of shape \(6,\): expected 4D"),
+        (old_weight_norm(), None, "Sequential cannot be copied.*parametrizations"),
         (nn.LSTM(6, 4), "", "returns a tuple"),
         (nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Linear(1, 4)), None, r"returns shape \(6, 6, 4\)"),
     ],
@@ -377,7 +388,7 @@ def test_a_network_is_drawn_anew_at_every_seed_and_the_users_own_is_left_alone()
     assert not torch.equal(zero[0], one[0])
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
-    assert "weights of BodyHead were drawn anew from seed 0" in zero[1][0]
+    assert "weights of BodyHead that are not frozen were drawn anew from seed 0" in zero[1][0]
     assert "init='given' keeps" in zero[1][0]
 
 
@@ -422,7 +433,7 @@ def test_a_class_or_function_is_called_under_the_seed(make: Callable[[], nn.Modu
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(zero[0], again[0])
     assert not torch.equal(zero[0], one[0])
-    assert zero[1] == ()
+    assert not any("seed" in remark for remark in zero[1]), "nothing to say about its first weights"
     torch.manual_seed(1)
     network = BodyHead()
     assert torch.equal(one[0], Layout.of(network, "head").row(network))
@@ -536,3 +547,43 @@ def test_the_reference_loop_leaves_frozen_parameters_alone() -> None:
     train_client(network, [(torch.from_numpy(x), torch.from_numpy(y))], OPTIMISERS["adam-decay"])
     assert torch.equal(network.body[0].weight, before["body.0.weight"])
     assert not torch.equal(network.body[4].weight, before["body.4.weight"])
+
+
+def test_names_that_only_look_like_numbers_stay_names() -> None:
+    for names in (("01", "02"), ("1", "٢")):
+        model = Ready(nn.Identity(), Samples((2,), "float32", 2, names))
+        assert labels(model, np.eye(2, dtype=np.float32)).tolist() == list(names)
+
+
+@pytest.mark.parametrize(("given", "kind"), [(["1", "2"], "i"), ([-5, 10], "i"), (["a", "b"], "U")])
+def test_labels_come_back_as_the_data_had_them(given: list[Any], kind: str) -> None:
+    clients = [(np.eye(2, 6, dtype=np.float32)[[0, 1] * 6], np.array(given * 6)) for _ in range(2)]
+    result = fk.run("local", model="mlp", clients=clients, rounds=3, lr=0.5, device="cpu")
+    found = result.predict(clients[0][0][:2], 0)
+    assert found.dtype.kind == kind
+    assert [str(v) for v in found] == [str(v) for v in given]
+
+
+def test_a_body_that_is_empty_is_said() -> None:
+    with pytest.raises(UsageError, match=r"body is empty, all is head '0': name a smaller head, or take a method"):
+        fk.run("fedper", model=nn.Sequential(nn.Linear(6, 4)), data=federation(), **QUICK)
+
+
+@pytest.mark.parametrize("client", [1.0, None, True, -1, 3])
+def test_a_client_that_is_none_is_refused(client: Any) -> None:
+    result = fk.run("fedavg", model=HeadFirst(), data=federation(), **QUICK)
+    with pytest.raises(UsageError, match=r"this run has clients 0 to 2"):
+        result.personal(client)
+
+
+def test_what_is_said_of_first_weights_leaves_frozen_ones_out() -> None:
+    network = HeadFirst()
+    network.body.requires_grad_(False)
+    said = fk.run("fedavg", model=network, data=federation(), **QUICK).remarks[0]
+    assert said.startswith("the weights of HeadFirst that are not frozen were drawn anew from seed 0")
+
+
+@pytest.mark.parametrize("odd", [2.7, np.nan, np.inf])
+def test_token_ids_that_are_no_whole_numbers_are_refused(odd: float) -> None:
+    with pytest.raises(DataError, match=f"token ids are whole numbers, but {odd} is among them"):
+        from_arrays([(np.array([[1, 2], [3, odd]]), [0, 1])], vocabulary=5)

@@ -31,6 +31,7 @@ from fedkin.federation import Clients
 from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
 from fedkin.rounds import Event, Result, RoundRecord, prepare, run_config
+from fedkin.testing import finished, job_of
 from fedkin.track import checkpoint, runs
 from fedkin.track.checkpoint import DiskFull
 from fedkin.track.folder import RunFolder
@@ -720,3 +721,54 @@ def test_stopping_says_where(tmp_path: Path) -> None:
 def test_fk_names_are_there() -> None:
     assert fk.run is api.run
     assert fk.resume is api.resume
+
+
+# ---------------------------------------------------------------- what older versions wrote
+
+
+@pytest.mark.parametrize("method", ["fedper", "ditto", "fedcap"])
+def test_a_state_of_an_older_version_goes_on(method: str) -> None:
+    """Every client's row, and one time for all."""
+    done, begun, again = (job_of(method, rounds=3, participation=0.67) for _ in range(3))
+    finished(done)
+    begun.advance()
+    state: dict[str, Any] = {k: v for k, v in begun.state().items() if k not in ("clock", "refusals", "broken")}
+    assert 0 < min(len(kept["rows"]) for kept in state["clients"].values()) < 3
+    state["clients"] = begun.site.store.tensors
+    again.restore(state)
+    assert any(r.startswith("1 rounds were done by a version that timed nothing else") for r in again.remarks)
+    while not again.finished:
+        again.advance() if again.fed.round < 3 else again.finish()
+    for client in range(3):
+        for a, b in zip(*(j.result().personal(client).parameters() for j in (done, again)), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_state_that_lacks_what_the_method_needs_is_refused() -> None:
+    job = job_of("fedpkda")
+    job.advance()
+    state = job.state()
+    del state["method"]["senders"]
+    with pytest.raises(DataError, match="has no 'senders', which FedPKDA needs: another version"):
+        job_of("fedpkda").restore(state)
+
+
+def test_a_network_given_before_there_was_a_choice_keeps_its_weights(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    settings: dict[str, Any] = {"clients": 5, "rounds": 2, "epochs": 1, "device": "cpu", "model": network}
+
+    def stop(event: Event) -> None:
+        if isinstance(event, RoundRecord):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fk.run("fedavg", init="given", runs_dir=str(tmp_path), checkpoint_every=0, on_event=stop, **settings)
+    (folder,) = tmp_path.iterdir()
+    facts = json.loads((folder / "run.json").read_text())
+    for name in ("config", "given"):
+        facts.get(name, {}).pop("init", None)
+    (folder / "run.json").write_text(json.dumps(facts))
+    resumed, whole = api.resume(str(folder), model=network), fk.run("fedavg", init="given", **settings)
+    assert resumed.config.init == "given"
+    for a, b in zip(*(r.personal(0).parameters() for r in (resumed, whole)), strict=True):
+        assert torch.equal(a, b)

@@ -149,12 +149,15 @@ class Store:
             for name, kept in self._kept.items()
         }  # fmt: skip
 
-    def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """What `state` gave; `DataError` if it is of something else."""
+    def restore(self, state: Mapping[str, Mapping[str, Tensor] | Tensor]) -> None:
+        """What `state` gave, or every client's row as older versions kept them; `DataError` if it is of something
+        else."""
         found: dict[str, Kept] = {}
         for name, saved in state.items():
             if name not in self.keeps:
                 raise DataError(f"the saved state keeps {name!r} with each client; this method has no such thing")
+            if isinstance(saved, Tensor):
+                saved = {"ids": torch.arange(len(saved)), "rows": saved}
             ids, rows, first = saved["ids"].cpu().numpy(), saved["rows"], self.first(name)
             fits = len(ids) == len(rows) == len(np.unique(ids)) and np.isin(ids, np.arange(self.clients)).all()
             if not fits or rows.shape[1:] != first.shape or rows.dtype != first.dtype:

@@ -25,7 +25,7 @@ def probabilities(model: Ready, x: Any, batch: int = 256) -> Array:
 def labels(model: Ready, x: Any) -> Array:
     """The likeliest class of each sample, by its name; whole numbers where all classes are named by such."""
     names = model.names
-    numbered = all(name.removeprefix("-").isdecimal() for name in names)
+    numbered = all(name.removeprefix("-").isdecimal() and str(int(name)) == name for name in names)  # "01" is a name
     words: Array = np.array([int(name) for name in names] if numbered else names)
     return np.asarray(words[probabilities(model, x).argmax(1)])
 

@@ -72,6 +72,8 @@ class Layout:
         name = find_head(model, example) if head is None else head
         if name and head is not None:
             _check_head(model, name, example)
+        elif head is not None and example is not None:
+            _followed(model, example, [])  # a network that cannot take the samples says so here
 
         body = [(n, p.shape, "body") for n, p in params if n not in frozen and not inside(n, name)]
         top = [(n, p.shape, "head") for n, p in params if n not in frozen and inside(n, name)]
@@ -109,9 +111,10 @@ class Layout:
             if any(s.kind == part for s in self.slots) or (part == "head" and not self.head_name):
                 continue  # with head='' the user said that all is body: nothing is private, and that is what was asked
             frozen = any(inside(n, self.head_name) == (part == "head") for n in self.frozen)
-            why = "is frozen (requires_grad=False)" if frozen else f"is empty: all is head {self.head_name!r}"
-            raise UsageError(f"this method learns the {part}, but the network's {part} {why}: leave some of it "
-                             "unfrozen, or take a method that shares the whole model")  # fmt: skip
+            why = ("is frozen (requires_grad=False): leave some of it unfrozen" if frozen else
+                   f"is empty, all is head {self.head_name!r}: name a smaller head")  # fmt: skip
+            raise UsageError(f"this method learns the {part}, but the network's {part} {why}, or take a method that "
+                             "shares the whole model")  # fmt: skip
 
     def learnt(self, part: Literal["model", "body", "head"]) -> tuple[str, ...]:
         """The names of the parameters that move when this part learns."""
@@ -243,7 +246,7 @@ def _followed(model: nn.Module, example: Tensor, names: list[str]) -> tuple[Tens
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         try:
             output = network(example.contiguous().flatten().view(example.shape))  # channels first, as users write for
-        except RuntimeError as error:
+        except Exception as error:  # a layer may raise anything: BatchNorm2d a ValueError, own code what it likes
             shape = tuple(example.shape[1:])
             raise UsageError(f"{type(model).__name__} cannot take samples of shape {shape}: {error}") from error
     check_output(model, output, len(example))

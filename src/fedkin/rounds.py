@@ -38,7 +38,7 @@ from fedkin.data import (
     own_folder,
     remarks_on,
 )
-from fedkin.divergence import GUESSING, Refusal, at_chance, divergence
+from fedkin.divergence import GUESSING, Broken, Refusal, at_chance, divergence, out_of_hand
 from fedkin.engines.local import LocalEngine, Messages
 from fedkin.errors import DataError, UsageError, unknown
 from fedkin.federation import (
@@ -232,8 +232,8 @@ class Result:
             if client not in names:
                 raise unknown("client", client, names)
             return names.index(client)
-        if not 0 <= client < len(names):
-            raise UsageError(f"client {client}: this run has clients 0 to {len(names) - 1}")
+        if isinstance(client, bool) or not isinstance(client, int | np.integer) or not 0 <= client < len(names):
+            raise UsageError(f"client {client!r}: this run has clients 0 to {len(names) - 1}")
         return client
 
     @property
@@ -305,6 +305,7 @@ class Job:
     history: list[RoundRecord] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     refusals: list[Refusal] = field(default_factory=list)
+    broken: list[Broken] = field(default_factory=list)  # of the first record that has such a loss
     watched: Clients | None = None  # whose accuracy counts (benign clients under attack); None: everybody's
     adversary: Adversary | None = None
     split: Split | None = None
@@ -369,10 +370,24 @@ class Job:
             who, asked = {f.client for f in refused}, {c for c in cohort if c not in bad}
             self.refusals.append(Refusal(self.fed.round + 1, len(who), len(asked | who), refused[0].reason))
 
+    def _look_for_broken(self, training: np.ndarray[Any, Any]) -> None:
+        """Whose loss is not finite, the first time that somebody's is not; NaN: not trained, but no test loss is NaN
+        where there are test samples."""
+        if self.broken or self.measured is None:
+            return
+        watched, has = self._counted, self.measured.count[self._counted] > 0
+        test = np.where(has, np.nan_to_num(self.measured.loss[watched], nan=np.inf, posinf=np.inf), np.nan)
+        for name, losses in (("training", training), ("test", test)):
+            who = watched[np.isinf(losses)]
+            if len(who):
+                of = int((~np.isnan(losses)).sum())
+                self.broken.append(Broken(self.fed.round, name, len(who), of, self.site.names[int(who[0])]))
+
     def _record(self, participants: int, failed: int, final: bool = False) -> RoundRecord:
         accuracy, test_loss = self._measure()
         watched = self._counted
         exchanges, losses = self.fed.exchanges, self.engine.losses.numpy()[watched]
+        self._look_for_broken(losses)
         judged = 0 if self.measured is None else int((self.measured.count[watched] > 0).sum())
         record = RoundRecord(
             round=self.fed.round,
@@ -480,6 +495,18 @@ class Job:
         labels = source.y.cpu().numpy()[rows % max(source.count, 1)]  # an attacker's version is that sample
         return 100.0 * np.bincount(labels).max() / len(labels) if len(labels) else 100.0 / self.prepared.classes
 
+    def _first_loss(self, most: int = 2000) -> float:
+        """Mean test loss of the network the run began with, over as many samples as tell it well enough."""
+        source, parts = self.site.source, self.site.parts["test"]
+        rows = np.concatenate([np.zeros(0, np.int64), *(parts[c] for c in self._counted)])
+        if not len(rows):
+            return 0.0
+        few = torch.from_numpy(rows[:: math.ceil(len(rows) / most)] % max(source.count, 1)).to(source.y.device)
+        network = copy.deepcopy(self.model).eval()
+        with torch.no_grad():
+            pieces = [network(source.batch(part).cpu().contiguous()) for part in torch.split(few, 100)]
+            return float(nn.functional.cross_entropy(torch.cat(pieces), source.y[few].cpu()))
+
     def backdoor(self) -> dict[str, float | None] | None:
         """How often test samples of other classes are taken for the target once they carry the trigger, in percent:
         by the personal models that count, and by the common model if there is one; None without a backdoor."""
@@ -506,6 +533,7 @@ class Job:
             "seconds": self.seconds,
             "clock": self.clock.state(),
             "refusals": [asdict(r) for r in self.refusals],
+            "broken": [asdict(b) for b in self.broken],
             "method": self.method.state(),
             "clients": self.site.store.state(),
             "losses": self.engine.losses,
@@ -518,11 +546,17 @@ class Job:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         fed, store = self.fed, self.site.store
-        for name in [n for n in vars(self.method) if n != "options" and n not in state["method"]]:
+        kind = type(self.method)
+        for name in state["method"]:
+            if not name.isidentifier() or name.startswith("__") or callable(getattr(kind, name, None)):
+                raise DataError(f"the saved state sets {name!r}, which is no memory of {kind.__name__}")
+        gone = [n for n in vars(self.method) if n != "options" and n not in state["method"]]
+        if gone and kind.__module__.startswith("fedkin."):  # none of these forgets; a method of one's own may
+            raise DataError(f"the saved state has no {gone[0]!r}, which {kind.__name__} needs: another version of "
+                            "FedKin wrote it; start a new run, or go on with that version")  # fmt: skip
+        for name in gone:
             delattr(self.method, name)
         for name, value in state["method"].items():
-            if not name.isidentifier() or name.startswith("__") or callable(getattr(type(self.method), name, None)):
-                raise DataError(f"the saved state sets {name!r}, which is no memory of {type(self.method).__name__}")
             setattr(self.method, name, value)
         store.restore(state["clients"])
         self.engine.losses = state["losses"]
@@ -531,8 +565,12 @@ class Job:
         self.remarks = list(state["remarks"])
         self.finished = bool(state["finished"])
         self.refusals = [Refusal(**r) for r in state.get("refusals", [])]
+        self.broken = [Broken(**b) for b in state.get("broken", [])]
         known = {"training": state["seconds"], "wall": state["seconds"]}  # all that older checkpoints say
         self.clock.restore(state.get("clock", known))
+        if "clock" not in state:
+            self.remarks.append(f"{state['round']} rounds were done by a version that timed nothing else: the wall "
+                                "clock leaves out what went into their preparing, evaluating and writing")  # fmt: skip
         fed.restore(state["federation"])
         fed.round = int(state["round"])
         set_generators(state["generators"])
@@ -553,12 +591,14 @@ class Job:
             for c in self.fed.all
         ]  # fmt: skip
         attacked, classes, chance = self.adversary is not None, self.prepared.classes, self._chance()
-        diverged = divergence(self.history, self.refusals, classes, chance, attacked)
+        diverged = divergence(self.history, self.refusals, classes, chance, attacked, self.broken, self._first_loss)
         remarks = [*self.prepared.remarks, *self.remarks]
         if diverged is not None:
             remarks.append(f"diverged: {diverged}")
         elif not attacked and at_chance(self.history[-1], classes, chance):
             remarks.append(f"accuracy is no more than {GUESSING} ({chance:.2f} %): no sign of learning yet")
+        elif not attacked and (odd := out_of_hand(self.history[-1], classes, self._first_loss)) is not None:
+            remarks.append(odd)
         best = max(comparable(self.history), key=lambda r: (r.accuracy.micro, -r.round))
         return Result(
             method=self.config.method, options=self.options, seed=self.config.seed, config=self.config,

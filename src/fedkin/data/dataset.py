@@ -104,6 +104,9 @@ def as_samples(x: Any, vocabulary: int = 0) -> Array:
     if x.ndim == 0:
         raise DataError("samples are a single number: give an array with one row per sample")
     if vocabulary:
+        odd = x[~np.isfinite(x) | (np.floor(x) != x)] if x.dtype.kind == "f" else x[:0]
+        if odd.size:
+            raise DataError(f"token ids are whole numbers, but {odd.flat[0]} is among them")
         return np.ascontiguousarray(x, dtype=np.int64)
     if x.ndim == 1:
         x = x[:, None]

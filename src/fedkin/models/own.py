@@ -22,12 +22,13 @@ def first_network(given: Given, seed: int, init: Literal["seed", "given"]) -> tu
     parameters that learn are drawn anew by each layer's own `reset_parameters`, where every layer has one."""
     if not isinstance(given, nn.Module):
         return _made(given, seed, init), None
-    network, kind = copy.deepcopy(given).cpu(), type(given).__name__
+    network, kind = _copied(given), type(given).__name__
     if init == "given":
         return network, f"{kind} starts with the weights it came with, the same at every seed (init='given')"
     odd = draw_anew(network, seed)
     if odd is None:
-        return network, (f"the weights of {kind} were drawn anew from seed {seed} by its layers' reset_parameters: "
+        which = kind if all(p.requires_grad for p in network.parameters()) else f"{kind} that are not frozen"
+        return network, (f"the weights of {which} were drawn anew from seed {seed} by its layers' reset_parameters: "
                          f"init='given' keeps those it came with, model={kind} (the class) lets it draw its "
                          "own")  # fmt: skip
     return network, (f"{kind} starts the same at every seed, so the spread over seeds leaves its first weights out: "
@@ -70,4 +71,13 @@ def _made(make: Callable[[], nn.Module], seed: int, init: str) -> nn.Module:
                              f"model=lambda: {name}(...)") from error  # fmt: skip
     if not isinstance(network, nn.Module):
         raise UsageError(f"model={name} made a {type(network).__name__}, not an nn.Module")
-    return copy.deepcopy(network).cpu()
+    return _copied(network)
+
+
+def _copied(network: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(network).cpu()
+    except Exception as error:  # a module may hold anything
+        raise UsageError(f"{type(network).__name__} cannot be copied, and every client needs a copy ({error}); an old "
+                         "torch.nn.utils.weight_norm does this, one of torch.nn.utils.parametrizations does "
+                         "not") from error  # fmt: skip

@@ -118,7 +118,10 @@ class RunInfo:
 
     def configuration(self, **changed: Any) -> Config:
         """The run as it was asked for; where the folder does not say what was, nothing counts as given."""
-        return make_config({**(self.given or self.config), **changed}, [n for n in self.asked if isinstance(n, str)])
+        then = dict(self.given or self.config)
+        if "model" in self.objects:
+            then.setdefault("init", "given")  # before there was a choice, a network began with the weights it came with
+        return make_config({**then, **changed}, [n for n in self.asked if isinstance(n, str)])
 
     @property
     def method(self) -> str:
