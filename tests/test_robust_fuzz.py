@@ -66,7 +66,9 @@ def drawn(index: int) -> dict[str, Any]:
 def job_of(settings: dict[str, Any]) -> Job:
     rng = keys.generator(settings["seed"], "sizes")
     sizes = tuple(rng.integers(1, 10, int(rng.integers(5, 7))).tolist())
-    return prepare(make_config(settings), model=Network(), data=federation(sizes, seed=settings["seed"]))
+    # drawn, not asked for: what is idle in a case is not refused
+    config = make_config(settings, given=())
+    return prepare(config, model=Network(), data=federation(sizes, seed=settings["seed"]))
 
 
 def check(index: int) -> None:
