@@ -263,6 +263,61 @@ def test_filters_sorting_and_paging(runs: Path, web: TestClient) -> None:
     assert web.get("/api/runs", params={"limit": "many"}).status_code == 400
 
 
+def test_a_run_that_stopped_names_the_command_that_goes_on_with_it(runs: Path, web: TestClient) -> None:
+    make_run(runs, "done")
+    make_run(runs, "stopped", status="interrupted")
+    make_run(runs, "broke", status="failed")
+    (make_run(runs, "served", status="interrupted") / "sites.json").write_text("[]")
+    found = {name: web.get(f"/api/runs/{name}").json()["resume"] for name in ("done", "stopped", "broke", "served")}
+    where = f"--runs-dir {runs}"
+    assert found == {"done": None, "stopped": f"fedkin resume stopped {where}", "broke": f"fedkin resume broke {where}",
+                     "served": f"fedkin server --resume served {where}"}  # fmt: skip
+
+
+def test_only_the_sites_of_a_deployment_know_their_classes(runs: Path, web: TestClient) -> None:
+    (make_run(runs, "served") / "sites.json").write_text("[]")
+    assert web.get("/api/runs/served").json()["deployed"]
+    answer = web.get("/api/runs/served/split")
+    assert answer.is_client_error or answer.is_server_error
+    assert "only the sites know" in answer.json()["error"]
+    page = web.get("/api/runs/served/clients/1").json()
+    assert (page["classes"], page["attacked"]) == ([], True)
+    assert "only the sites know" in page["classes_problem"]
+
+
+def luminance(colour: str) -> float:
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def looks(css: str) -> list[dict[str, str]]:
+    """The custom properties that are colours, on a light page and on a dark one."""
+    plain, dark = re.split(r"@media [^{]*prefers-color-scheme: dark\)", css, maxsplit=1)
+    pattern = r"--([\w-]+): (#[0-9a-f]{6})\b"
+    light = dict(re.findall(pattern, plain))
+    return [light, light | dict(re.findall(pattern, dark))]
+
+
+def test_words_stand_out_from_what_they_stand_on() -> None:
+    assert round(contrast("#000000", "#ffffff"), 2) == 21.0
+    assert round(contrast("#777777", "#ffffff"), 2) == 4.48
+    css = (Path(figures.__file__).parent / "static" / "style.css").read_text()
+    words = set(re.findall(r"(?<![-\w])color: var\(--([\w-]+)\)", css)) - {"card"}
+    words |= set(re.findall(r"svg (?:text|\.strong|\.marked) \{[^}]*fill: var\(--([\w-]+)\)", css))
+    assert {"ink", "soft", "link", "good", "warn", "bad", "still"} == words
+    for look in looks(css):
+        pairs = [(word, behind) for word in sorted(words) for behind in ("page", "card", "stripe", "truth")]
+        weak = {pair: contrast(look[pair[0]], look[pair[1]]) for pair in (*pairs, ("card", "link"))}
+        assert not {pair: ratio for pair, ratio in weak.items() if ratio < 4.5}
+
+
 def test_an_empty_folder_and_none_at_all(runs: Path) -> None:
     assert client_of(runs).get("/api/runs").json()["all"] == 0
     assert client_of(runs / "not-there").get("/api/runs").json()["all"] == 0

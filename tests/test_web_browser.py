@@ -185,11 +185,38 @@ def test_list_filter_and_sort(browser: webdriver.Chrome, address: str, picture: 
     browser.execute_script(focus)
     ActionChains(browser).send_keys(Keys.ENTER).perform()
     until(browser, lambda: browser.find_element(By.CSS_SELECTOR, "th[aria-sort] button").text == "accuracy")
-    cells = "return [...document.querySelectorAll('#runs tbody td:nth-child(10)')].map(cell => cell.textContent)"
-    found = [float(cell) for cell in browser.execute_script(cells)]
+    cells = "return [...document.querySelectorAll('#runs tbody td[data-key=macro]')].map(cell => cell.textContent)"
+    found = [float(cell.removesuffix("\u00a0%")) for cell in browser.execute_script(cells)]
     assert len(found) == 4
     assert found == sorted(found, reverse=True)
     assert complaints(browser) == []
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_list_shows_what_it_is_sorted_by_and_how_well_runs_did(
+    browser: webdriver.Chrome, address: str, width: int
+) -> None:
+    """Also on a phone, where each run is a card."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        browser.get(address)
+        until(browser, lambda: len(rows(browser)) >= 4)
+        right = """return Math.max(...[...document.querySelectorAll(arguments[0])].map(cell => {
+            const box = cell.getBoundingClientRect(); return box.width ? box.right : Infinity; }))"""
+        for key in ("created", "macro", "worst_decile"):
+            assert browser.execute_script(right, f"#runs tbody td[data-key={key}]") <= width, key
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        sort = browser.find_element(By.ID, "sort")
+        assert sort.is_displayed() == (width < 500)
+        browser.get(f"{address}/?sort=partition")
+        until(browser, lambda: len(rows(browser)) >= 4)
+        if width < 500:
+            assert Select(browser.find_element(By.ID, "sort")).first_selected_option.text == "partition"
+        else:
+            until(browser, lambda: browser.execute_script(right, "#runs th[aria-sort]") <= width)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_a_live_run_advances_before_the_eyes(
@@ -218,6 +245,8 @@ def test_a_live_run_advances_before_the_eyes(
             done = httpx.get(f"{address}/api/runs/{name}").json()["curves"]["round"]
             until(browser, lambda: browser.execute_script(points) == len(done))
             assert text(browser, "going") == f"{len(done)} of 2000 rounds"
+            assert f"fedkin resume {name}" in until(browser, lambda: text(browser, "problem"))
+            assert "equal throughout" in browser.find_element(By.CSS_SELECTOR, "#bytes .readout").text
             asked = "return performance.getEntriesByType('resource').map(entry => entry.name)"
             assert sum("/stream" in place for place in browser.execute_script(asked)) == 1
         finally:
@@ -261,6 +290,14 @@ def test_the_figures_answer_to_mouse_and_keys(
         browser.get(f"{address}/run/{next(path.name for path in runs.glob(f'{kind}-*'))}")
         until(browser, lambda card=card: browser.find_elements(By.CSS_SELECTOR, f"#{card} .chart path"))
         picture(kind)
+    assert "of benign clients" in text(browser, "tiles")
+    assert "mean of benign clients (macro)" in text(browser, "spread")
+    until(browser, lambda: text(browser, "spread").count("malicious") == 1)
+    ends = "return document.querySelector('#spread line.across').getAttribute('x2')"
+    bars = "return [...document.querySelectorAll('#spread rect.s2')].map(bar => bar.getAttribute('x'))"
+    assert all(float(bar) >= float(browser.execute_script(ends)) for bar in browser.execute_script(bars))
+    ticks = "return [...document.querySelectorAll('#accuracy .tick')].map(tick => tick.textContent)"
+    assert "100\u00a0%" in browser.execute_script(ticks)
     assert complaints(browser) == []
 
 

@@ -174,6 +174,8 @@ def contributions_page(run: RunFolder) -> Row:
 
 def split_page(run: RunFolder) -> Row:
     """Training samples per client and class."""
+    if run.info.deployed:
+        raise DataError("only the sites know how many samples of each class they have")
     names = run.info.names
     counts = class_counts(run.path)
     if len(counts) != len(names):

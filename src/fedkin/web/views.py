@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.track.catalogue import Broken, Catalogue
+from fedkin.track.catalogue import Broken, Catalogue, runs_folder
 from fedkin.track.database import TABLES
 from fedkin.track.folder import METRICS, REPORT, RunFolder, RunInfo
 from fedkin.web.figures import MOST_CLIENTS, split_page
@@ -125,6 +126,8 @@ def run_page(run: RunFolder) -> Row:
         "best": clean(part(info, "best")),
         "judged": number(part(info, "judged")),
         "judgeable": number(part(info, "judgeable")),
+        "deployed": info.deployed,
+        "resume": _resume(info),
         "partly": _partly(info.path),
         "detection": clean(part(info, "detection")),
         "curves": rounds,
@@ -132,6 +135,14 @@ def run_page(run: RunFolder) -> Row:
         "notes": noted,
         "report": (info.path / REPORT).is_file(),
     }
+
+
+def _resume(info: RunInfo) -> str | None:
+    """What to type to go on with a run that stopped."""
+    if info.status not in ("interrupted", "failed"):
+        return None
+    where = "" if info.path.parent == runs_folder().resolve() else f" --runs-dir {shlex.quote(str(info.path.parent))}"
+    return text(f"fedkin {'server --resume' if info.deployed else 'resume'} {info.id}{where}", 500)
 
 
 def _partly(folder: Path) -> list[Any]:
@@ -210,6 +221,7 @@ def client_page(run: RunFolder, client: int) -> Row:
         "clients": clients,
         "name": text(info.names[client], 80),
         "malicious": client in info.malicious,
+        "attacked": bool(info.malicious),
         "removed": next((number(row[0]) for row in events if row[2] == "removed"), None),
         "series": columns(kept, rows),
         "macro_round": [number(row[0]) for row in macro],

@@ -43,24 +43,34 @@ export async function shown(host, load) {
 
 export const known = (value) => typeof value === "number" && Number.isFinite(value);
 
-export const percent = (value) => (known(value) ? value.toFixed(2) : "–");
+// A number and its unit stay on one line: the space between them does not break.
+export const percent = (value) => (known(value) ? `${value.toFixed(2)}\u00a0%` : "–");
+export const percentTick = (value) => `${plain(value)}\u00a0%`;
+export const points = (value) => (known(value) ? `${value.toFixed(2)} points` : "–");
 
 export const plain = (value) =>
   !known(value) ? "–" : Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(4)));
 
+const UNITS = ["B", "kB", "MB", "GB", "TB"];
+
 export function size(count) {
   if (!known(count)) return "–";
-  for (const unit of ["B", "kB", "MB", "GB"]) {
-    if (count < 999.5) return `${unit === "B" || count >= 100 ? count.toFixed(0) : count.toFixed(1)} ${unit}`;
-    count /= 1000;
-  }
-  return `${count.toFixed(1)} TB`;
+  let unit = 0;
+  for (; count >= 999.5 && unit < UNITS.length - 1; unit += 1) count /= 1000;
+  return `${unit === 0 || count >= 100 ? count.toFixed(0) : count.toFixed(1)}\u00a0${UNITS[unit]}`;
 }
 
+// Along an axis that ends at `most`, which all its numbers share the unit of.
+export function sizeTick(count, most) {
+  let unit = 0;
+  for (; most >= 999.5 && unit < UNITS.length - 1; unit += 1) [count, most] = [count / 1000, most / 1000];
+  return `${plain(count)}\u00a0${UNITS[unit]}`;
+}
+
+// Always in seconds until minutes are shorter, so that two times can be held against each other.
 export function seconds(value) {
   if (!known(value)) return "–";
-  if (value < 0.1) return `${(1000 * value).toFixed(1)} ms`;
-  if (value < 100) return `${value.toFixed(1)} s`;
+  if (value < 100) return `${value === 0 ? "0" : value.toFixed(value < 0.1 ? 3 : value < 10 ? 2 : 1)}\u00a0s`;
   const whole = Math.round(value);
   const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
   return hours ? `${hours} h ${String(minutes).padStart(2, "0")} min` : `${minutes} min ${whole % 60} s`;

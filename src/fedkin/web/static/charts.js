@@ -69,7 +69,7 @@ function axes(svg, at, spec, width, height, xs, ys) {
   const bottom = height - GAP.bottom;
   for (const y of ys) {
     svg.append(draw("line", { class: "grid", x1: GAP.left, x2: right, y1: at.y(y), y2: at.y(y) }));
-    svg.append(draw("text", { class: "tick", x: GAP.left - 8, y: at.y(y) + 4, "text-anchor": "end" }, (spec.tickY || spec.showY || plain)(y)));
+    svg.append(draw("text", { class: "tick", x: GAP.left - 8, y: at.y(y) + 4, "text-anchor": "end" }, (spec.tickY || spec.showY || plain)(y, ys.at(-1))));
   }
   for (const x of xs) {
     svg.append(draw("text", { class: "tick", x: at.x(x), y: bottom + 16, "text-anchor": "middle" }, (spec.showX || plain)(x)));
@@ -97,6 +97,10 @@ const sample = (one) =>
     ? mark(one.shape, one.slot)
     : draw("svg", { class: "swatch", width: 22, height: 16, viewBox: "0 0 22 16", "aria-hidden": "true" },
         draw("line", { class: `line s${one.slot}`, x1: 1, x2: 21, y1: 8, y2: 8, "stroke-dasharray": one.dash || null }));
+
+// Two lines of which the later would hide the earlier.
+const sameLine = (one, other) => !one.shape && !other.shape && one.points.length > 0 && one.points.length === other.points.length
+  && one.points.every((p, i) => p[0] === other.points[i][0] && p[1] === other.points[i][1]);
 
 // series: {name, slot 1-8, points [[x, y]], dash, band [[x, low, high]], rings [[x, y]], shape (dots instead of a line)}
 export function lineChart(host, first) {
@@ -152,7 +156,8 @@ export function lineChart(host, first) {
         svg.append(draw("path", { class: `${HOLLOW.has(one.shape) ? "stroke" : "solid"} s${one.slot}`, d }));
       } else if (points.length) {
         const d = `M${points.map((p) => `${scale.x(p[0]).toFixed(1)} ${scale.y(p[1]).toFixed(1)}`).join("L")}`;
-        svg.append(draw("path", { class: `line s${one.slot}`, d, "stroke-dasharray": one.dash || null }));
+        const covered = series.slice(series.indexOf(one) + 1).some((other) => sameLine(one, other));
+        svg.append(draw("path", { class: `line s${one.slot}${covered ? " under" : ""}`, d, "stroke-dasharray": covered ? null : one.dash || null }));
         if (points.length === 1) svg.append(draw("path", { class: `solid s${one.slot}`, d: SHAPES.dot(scale.x(points[0][0]), scale.y(points[0][1])) }));
       }
     }
@@ -176,8 +181,9 @@ export function lineChart(host, first) {
       });
       return `${spec.x} ${(spec.showX || plain)(x)}: ${parts.join(" · ")}${spec.more ? spec.more(x) : ""}`;
     };
+    const alike = series.flatMap((one, i) => series.slice(i + 1).filter((other) => sameLine(one, other)).map((other) => `${one.name} and ${other.name} are equal throughout`));
     return {
-      svg, hint: spec.hint,
+      svg, hint: [spec.hint, ...alike.slice(0, 3)].filter(Boolean).join("; "),
       point: (px) => (xs.length ? tell(nearest(xs.map(scale.x), px)) : ""),
       step: (dx) => (xs.length ? tell(Math.min(xs.length - 1, Math.max(0, (at ?? (dx > 0 ? -1 : xs.length)) + dx))) : ""),
       clear: () => hair.setAttribute("visibility", "hidden"),
@@ -196,7 +202,9 @@ export function heatMap(host, first) {
     const [rows, cols] = [spec.rows.length, spec.cols.length];
     const flags = spec.marked && spec.rows.some((_, i) => spec.marked(i)) ? 16 : 0;
     const left = Math.min(150, 16 + flags + 7.5 * Math.max(1, ...spec.rows.map((name) => Math.min(18, name.length))));
-    const side = Math.max(2, Math.min(spec.wide ? 110 : 34, (width - left - 70) / Math.max(1, cols)));
+    const top = (spec.show || plain)(spec.max);
+    const aside = 38 + 7.5 * top.length; // the scale and its label
+    const side = Math.max(0.5, Math.min(spec.wide ? 110 : 34, (width - left - aside) / Math.max(1, cols)));
     const tall = Math.max(2, Math.min(22, Math.max(7, 560 / Math.max(1, rows))));
     const [w, h] = spec.square ? [side, side] : [side, tall];
     const height = Math.max(80, rows * h + 46);
@@ -229,7 +237,7 @@ export function heatMap(host, first) {
       const part = tallBar / (LEVELS + 1);
       svg.append(draw("rect", { class: `heat h${level}`, x: bar, y: tallBar - (level + 1) * part, width: 10, height: part + 0.5 }));
     }
-    svg.append(draw("text", { class: "tick", x: bar + 14, y: 9 }, (spec.show || plain)(spec.max)));
+    svg.append(draw("text", { class: "tick", x: bar + 14, y: 9 }, top));
     svg.append(draw("text", { class: "tick", x: bar + 14, y: Math.max(20, tallBar) }, "0"));
     const cursor = draw("rect", { class: "cursor", width: w, height: h, visibility: "hidden" });
     svg.append(cursor);
@@ -291,7 +299,8 @@ export function bars(host, spec) {
   });
 }
 
-// items [{label, value, slot}]: many thin columns, in the order given; lines [{name, value}] across them
+// items [{label, value, slot}]: many thin columns, in the order given; lines [{name, value, until}] across them, or across
+// the first `until` of them
 export function columns(host, spec) {
   const show = spec.show || plain;
   const dashes = ["7 4", "2 3"];
@@ -315,7 +324,7 @@ export function columns(host, spec) {
         width: Math.max(0.5, wide - Math.min(2, wide * 0.2)), height: Math.max(1, bottom - scale.y(item.value)) }));
     });
     spec.lines.filter((line) => known(line.value)).forEach((line, i) => svg.append(draw("line", {
-      class: "across", x1: left, x2: right, y1: scale.y(line.value), y2: scale.y(line.value), "stroke-dasharray": dashes[i % 2] })));
+      class: "across", x1: left, x2: scale.x(line.until ?? spec.items.length), y1: scale.y(line.value), y2: scale.y(line.value), "stroke-dasharray": dashes[i % 2] })));
     const tell = (i) => { at = i; return spec.items[i] ? told(spec.items[i]) : ""; };
     return {
       svg, hint: spec.hint,

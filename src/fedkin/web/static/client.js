@@ -1,6 +1,6 @@
 // One client of one run: how well its own model does round by round, what it sent, what happened to it.
 
-import { ask, apiPath, byId, make, percent, plain, runPath, seconds, shown, size, table } from "./base.js";
+import { ask, apiPath, byId, make, percent, percentTick, plain, runPath, seconds, shown, size, sizeTick, table } from "./base.js";
 import { bars, lineChart } from "./charts.js";
 
 const place = byId("content").dataset;
@@ -19,22 +19,23 @@ async function start() {
   }
   const series = page.series;
   const last = series.accuracy.at(-1);
+  const others = page.attacked ? "benign clients" : "all clients";
   byId("tiles").replaceChildren(
-    tile("accuracy", percent(last), `round ${plain(series.round.at(-1))}; all clients: ${percent(page.macro.at(-1))}`),
+    tile("accuracy", percent(last), `round ${plain(series.round.at(-1))}; mean of ${others}: ${percent(page.macro.at(-1))}`),
     tile("test samples", plain(series.count.at(-1)), `${plain(series.correct.at(-1))} right`),
     tile("received", size(page.bytes_down)), tile("sent", size(page.bytes_up)), tile("time", seconds(page.seconds)),
     tile("events", plain(page.events.length), page.removed ? `removed in round ${page.removed}` : "not removed"));
   lineChart(byId("accuracy"), {
-    label: `Accuracy of client ${page.name}`, x: "round", whole: true, low: 0, high: 100, showY: percent, tickY: plain,
+    label: `Accuracy of client ${page.name}`, x: "round", whole: true, low: 0, high: 100, showY: percent, tickY: percentTick,
     series: [{ name: "this client", slot: 1, points: series.round.map((r, i) => [r, series.accuracy[i]]) },
-      { name: "mean of all (macro)", slot: 8, dash: "5 4", points: page.macro_round.map((r, i) => [r, page.macro[i]]) }],
+      { name: `mean of ${others} (macro)`, slot: 8, dash: "5 4", points: page.macro_round.map((r, i) => [r, page.macro[i]]) }],
   });
   lineChart(byId("loss"), {
     label: `Test loss of client ${page.name}`, x: "round", whole: true, low: 0,
     series: [{ name: "test loss", slot: 2, points: series.round.map((r, i) => [r, series.loss[i]]) }],
   });
   lineChart(byId("bytes"), {
-    label: `Bytes of client ${page.name}`, x: "round", whole: true, low: 0, showY: size,
+    label: `Bytes of client ${page.name}`, x: "round", whole: true, low: 0, showY: size, tickY: sizeTick,
     series: [{ name: "received", slot: 1, points: page.traffic.round.map((r, i) => [r, page.traffic.bytes_down[i]]) },
       { name: "sent", slot: 2, dash: "7 4", points: page.traffic.round.map((r, i) => [r, page.traffic.bytes_up[i]]) }],
   });

@@ -1,13 +1,13 @@
 // Several runs side by side: their curves in one chart, the numbers, and where their configurations differ.
 
-import { ask, brief, byId, make, percent, plain, runPath, shown, size, standing, table, taken } from "./base.js";
+import { ask, brief, byId, make, percent, percentTick, plain, points, runPath, shown, size, standing, table, taken } from "./base.js";
 import { lineChart } from "./charts.js";
 
 const DASHES = [null, "7 4", "2 3"];
 const MEASURES = {
-  macro: { name: "accuracy, macro (%)", low: 0, high: 100, show: percent },
-  worst_decile: { name: "accuracy, worst decile (%)", low: 0, high: 100, show: percent },
-  micro: { name: "accuracy, micro (%)", low: 0, high: 100, show: percent },
+  macro: { name: "accuracy, macro (%)", low: 0, high: 100, show: percent, tick: percentTick },
+  worst_decile: { name: "accuracy, worst decile (%)", low: 0, high: 100, show: percent, tick: percentTick },
+  micro: { name: "accuracy, micro (%)", low: 0, high: 100, show: percent, tick: percentTick },
   test_loss: { name: "test loss", show: plain },
 };
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
@@ -46,7 +46,7 @@ function numbers(runs) {
     { name: "macro", number: true }, { name: "worst decile", number: true }, { name: "micro", number: true }, { name: "std over clients", number: true },
     { name: "best round", number: true }, { name: "traffic", number: true }, { name: "time", number: true }],
   runs.map((run) => [make("a", { href: runPath(run.id) }, run.id), standing(run), run.method, run.attack, run.rule, brief(run.seed), plain(run.rounds_done),
-    percent(run.macro), percent(run.worst_decile), percent(run.micro), percent(run.std), plain(run.best_round), size(run.bytes), taken(run)]));
+    percent(run.macro), percent(run.worst_decile), percent(run.micro), points(run.std), plain(run.best_round), size(run.bytes), taken(run)]));
 }
 
 function differences(runs, diff) {
@@ -59,13 +59,13 @@ async function start() {
   const page = await shown(byId("content"), () => ask(`/api/compare?${new URLSearchParams(chosen.map((id) => ["run", id]))}`));
   if (!page) return;
   const { runs } = page;
-  byId("lead").textContent = `${runs.length} runs${page.same_split ? ", all on the same split" : ", on different splits"}`;
+  byId("lead").textContent = `${runs.length} runs${page.same_split ? ", all on the same split" : ", on different splits"}. Accuracies are of benign clients.`;
   const byRound = (run, i) => run.rounds.round[i];
   const byMegabyte = (run, i) => (run.rounds.bytes_down[i] + run.rounds.bytes_up[i]) / 1e6;
   const spec = (along, x, whole) => {
     const key = byId("measure").value;
     const measure = MEASURES[key];
-    return { label: `${measure.name} of ${runs.length} runs by ${x}`, x, whole, height: 320, series: curves(runs, key, along), low: measure.low, high: measure.high, showY: measure.show, tickY: plain,
+    return { label: `${measure.name} of ${runs.length} runs by ${x}`, x, whole, height: 320, series: curves(runs, key, along), low: measure.low, high: measure.high, showY: measure.show, tickY: measure.tick || plain,
       hint: runs.some((run) => run.final) ? "rings: after the final tuning" : "" };
   };
   const repeated = new Set(runs.map((run) => run.group)).size < runs.length;

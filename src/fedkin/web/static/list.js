@@ -6,20 +6,20 @@ const FILTERS = ["method", "data", "status", "attack", "text"];
 const PAGE = 200;
 const COLUMNS = [
   { key: "id", name: "run", cell: (run) => make("a", { href: runPath(run.id) }, run.id) },
+  { key: "created", name: "started (UTC)", cell: (run) => when(run.created) },
   { key: "status", name: "status", cell: standing },
+  { key: "macro", name: "accuracy", number: true, cell: (run) => (known(run.macro) ? make("span", {}, meter(run.macro), percent(run.macro)) : "–") },
+  { key: "worst_decile", name: "worst decile", number: true, cell: (run) => percent(run.worst_decile) },
   { key: "method", name: "method", cell: (run) => run.method },
   { key: "data", name: "data", cell: (run) => run.data },
   { key: "attack", name: "attack", cell: (run) => run.attack },
   { key: "rule", name: "rule", cell: (run) => run.rule },
   { key: "seed", name: "seed", number: true, cell: (run) => brief(run.seed) },
   { key: "rounds", name: "rounds", number: true, cell: (run) => `${plain(run.rounds)} / ${plain(run.rounds_total)}` },
-  { key: "macro", name: "accuracy", number: true, cell: (run) => (known(run.macro) ? [meter(run.macro), percent(run.macro)] : "–") },
-  { key: "worst_decile", name: "worst decile", number: true, cell: (run) => percent(run.worst_decile) },
   { key: "bytes", name: "traffic", number: true, cell: (run) => size(run.bytes) },
   { key: "wall", name: "time", number: true, cell: taken },
   { key: "clients", name: "clients", number: true, cell: (run) => plain(run.clients) },
   { key: "partition", name: "partition", cell: (run) => run.partition },
-  { key: "created", name: "started (UTC)", cell: (run) => when(run.created) },
 ];
 
 const state = new URLSearchParams(location.search);
@@ -49,8 +49,10 @@ function choices(select, values, chosen) {
   select.value = chosen || "";
 }
 
+const sorted = () => [state.get("sort") || "created", state.get("order") !== "up"];
+
 function sortBy(key) {
-  const [now, down] = [state.get("sort") || "created", state.get("order") !== "up"];
+  const [now, down] = sorted();
   state.set("sort", key);
   return put("order", now === key && down ? "up" : "");
 }
@@ -74,12 +76,12 @@ function row(run) {
     },
   });
   box.checked = picked.has(run.id);
-  return make("tr", { class: box.checked ? "picked" : null, "data-run": run.id }, make("td", {}, box),
-    COLUMNS.map((column) => make("td", { class: column.number ? "number" : null }, column.cell(run))));
+  return make("tr", { class: box.checked ? "picked" : null, "data-run": run.id, role: "row" }, make("td", { "data-key": "pick", role: "cell" }, box),
+    COLUMNS.map((column) => make("td", { class: column.number ? "number" : null, "data-key": column.key, "data-name": column.name, role: "cell" }, column.cell(run))));
 }
 
 function head() {
-  const [sort, down] = [state.get("sort") || "created", state.get("order") !== "up"];
+  const [sort, down] = sorted();
   return make("tr", {}, make("th", { scope: "col" }, make("span", { class: "unseen" }, "select")),
     COLUMNS.map((column) => make("th", {
       scope: "col", class: column.number ? "number" : null,
@@ -96,6 +98,14 @@ async function refresh() {
   for (const key of FILTERS.slice(0, 4)) choices(byId(`by-${key}`), page.facets[key], state.get(key));
   const focused = document.activeElement?.closest?.("#runs") ? document.activeElement.textContent : null;
   byId("runs").replaceChildren(make("caption", { class: "unseen" }, "Runs"), make("thead", {}, head()), make("tbody", {}, page.runs.map(row)));
+  const [sort, down] = sorted();
+  byId("sort").value = sort;
+  byId("order").textContent = down ? "▼" : "▲";
+  byId("order").setAttribute("aria-label", down ? "largest first" : "smallest first");
+  const beside = byId("runs").parentElement; // the column that the list is sorted by is never out of sight
+  const mark = byId("runs").querySelector("th[aria-sort]");
+  if (mark && sort !== refresh.seen && mark.offsetLeft + mark.offsetWidth > beside.clientWidth) beside.scrollLeft = mark.offsetLeft - 40;
+  refresh.seen = sort;
   if (focused) [...byId("runs").querySelectorAll("th button")].find((one) => one.textContent === focused)?.focus();
   byId("none").hidden = page.runs.length > 0;
   byId("none").textContent = page.all ? "No run matches these filters." : "No runs yet. Start one with: fedkin run fedcap --attack ipm";
@@ -110,6 +120,9 @@ async function refresh() {
 }
 
 for (const key of FILTERS.slice(0, 4)) byId(`by-${key}`).addEventListener("change", (event) => put(key, event.target.value));
+byId("sort").replaceChildren(...COLUMNS.map((column) => make("option", { value: column.key }, column.name)));
+byId("sort").addEventListener("change", (event) => sortBy(event.target.value));
+byId("order").addEventListener("click", () => sortBy(sorted()[0]));
 byId("by-text").value = state.get("text") || "";
 byId("by-text").addEventListener("input", (event) => {
   clearTimeout(put.later);

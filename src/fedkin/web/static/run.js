@@ -1,6 +1,6 @@
 // One run: live curves while it goes on, then who got what, from whom, and at what price.
 
-import { apiPath, ask, badge, brief, byId, known, make, percent, plain, runPath, seconds, shown, size, table, when } from "./base.js";
+import { apiPath, ask, badge, brief, byId, known, make, percent, percentTick, plain, points, runPath, seconds, shown, size, sizeTick, table, when } from "./base.js";
 import { bars, columns, heatMap, lineChart, timeline } from "./charts.js";
 
 const id = byId("content").dataset.run;
@@ -23,6 +23,7 @@ const open = (card) => {
 };
 const nameOf = (client) => page.names[client] ?? `client ${client}`;
 const shortOf = (client) => nameOf(client).replace(/^client[-_ ](?=\d)/, ""); // where the axis says "client"
+const everybody = () => (page.malicious.length ? "benign clients" : "clients"); // of whom a run's accuracy is
 const isMalicious = (client) => page.malicious.includes(client);
 
 function jumps() {
@@ -51,7 +52,7 @@ function specs() {
   const ending = (key) => tuned.map((row) => [row.round, row[key]]);
   return {
     accuracy: {
-      label: "Accuracy by round", x: "round", whole: true, low: 0, high: 100, showY: percent, tickY: plain,
+      label: "Accuracy by round", x: "round", whole: true, low: 0, high: 100, showY: percent, tickY: percentTick,
       series: [{ name: "macro", slot: 1, points: line("macro"), band: all.filter((row) => known(row.macro) && known(row.std)).map((row) => [row.round, clip(row.macro - row.std), clip(row.macro + row.std)]), rings: ending("macro") },
         { name: "worst decile", slot: 2, dash: "7 4", points: line("worst_decile"), rings: ending("worst_decile") }],
       hint: tuned.length ? "rings: after the final tuning" : "",
@@ -61,7 +62,7 @@ function specs() {
       series: [{ name: "test", slot: 1, points: line("test_loss"), rings: ending("test_loss") }, { name: "training", slot: 2, dash: "7 4", points: line("train_loss") }],
     },
     bytes: {
-      label: "Bytes sent since the start", x: "round", whole: true, low: 0, showY: size,
+      label: "Bytes sent since the start", x: "round", whole: true, low: 0, showY: size, tickY: sizeTick,
       series: [{ name: "to clients", slot: 1, points: line("bytes_down") }, { name: "to the server", slot: 2, dash: "7 4", points: line("bytes_up") }],
     },
   };
@@ -96,7 +97,10 @@ function drawHead() {
   const left = last && done && page.status === "running" ? `, about ${seconds(((known(last.wall) ? last.wall : last.seconds) / done) * (total - done))} left` : "";
   byId("going").textContent = `${done} of ${total} rounds${left}`;
   byId("problem").replaceChildren(...(page.error ? [make("p", { class: "problem", role: "alert" }, page.error)] : []),
+    ...(page.resume ? [make("p", {}, "Go on with it: ", make("code", {}, page.resume))] : []),
     ...(page.diverged ? [make("p", { class: "problem", role: "alert" }, `Diverged: ${page.diverged}.`)] : []));
+  byId("card-accuracy").querySelector(".about").textContent = `Of the personal models of ${everybody()}, in percent. The band is one standard deviation over clients.`;
+  byId("card-loss").querySelector(".about").textContent = `Test loss of the personal models of ${everybody()}, and training loss of those who trained.`;
   byId("report").hidden = !page.report;
   if (!last) return;
   const ordered = [...rows.values()].sort((a, b) => a.round - b.round || a.final - b.final);
@@ -105,12 +109,12 @@ function drawHead() {
   const few = page.judged < page.judgeable ? ` · of ${page.judged} of ${page.judgeable} clients` : "";
   const found = page.detection;
   byId("tiles").replaceChildren(
-    tile("accuracy, macro", percent(last.macro), `micro ${percent(last.micro)} · std ${percent(last.std)}${few}`),
-    tile("worst decile", percent(last.worst_decile), "mean of the worst tenth"),
+    tile(`accuracy, macro${page.malicious.length ? ", of benign clients" : ""}`, percent(last.macro), `micro ${percent(last.micro)} · std ${points(last.std)}${few}`),
+    tile("worst decile", percent(last.worst_decile), `mean of the worst tenth of ${everybody()}`),
     tile("best round", best ? plain(best.round) : "–", best ? `${best.final ? "after final tuning, " : ""}micro ${percent(best.micro)}` : ""),
     tile("traffic", size((last.bytes_down || 0) + (last.bytes_up || 0)), `↓ ${size(last.bytes_down)} · ↑ ${size(last.bytes_up)}`),
     tile("time", seconds(known(page.wall) && !(last.wall > page.wall) ? page.wall : last.wall), spent(last)),
-    tile("removed", plain(last.removed), found && known(found.accuracy) ? `found out: ${percent(100 * found.accuracy)} %` : page.malicious.length ? `${page.malicious.length} are malicious` : ""));
+    tile("removed", plain(last.removed), found && known(found.accuracy) ? `found out: ${percent(100 * found.accuracy)}` : page.malicious.length ? `${page.malicious.length} are malicious` : ""));
 }
 
 // ------------------------------------------------------------ figures
@@ -119,13 +123,15 @@ async function drawClients() {
   const found = await shown(byId("clients"), () => ask(apiPath(id, "/clients")));
   if (!found) return;
   byId("card-clients").querySelector(".about").textContent = `As of round ${plain(found.round)}. Open one for its own page.`;
-  const order = found.clients.toSorted((a, b) => (a.accuracy ?? -1) - (b.accuracy ?? -1));
+  const order = found.clients.toSorted((a, b) => a.malicious - b.malicious || (a.accuracy ?? -1) - (b.accuracy ?? -1));
+  const until = order.filter((one) => !one.malicious).length;
+  if (until < order.length) byId("card-spread").querySelector(".about").textContent = "Accuracy of every benign client, from worst to best; malicious ones stand apart at the right, and count in no mean.";
   const last = newest();
   columns(byId("spread"), {
-    label: "Accuracy of every client, sorted", x: "clients, worst first", high: 100, show: percent, tickY: plain,
+    label: "Accuracy of every client, sorted", x: "clients, worst first", high: 100, show: percent, tickY: percentTick,
     keys: page.malicious.length ? [{ name: "benign", slot: 1 }, { name: "malicious", slot: 2 }] : [],
     items: order.map((one) => ({ label: one.name ?? String(one.client), value: one.accuracy, slot: one.malicious ? 2 : 1, note: one.malicious ? "malicious" : null })),
-    lines: last ? [{ name: "macro", value: last.macro }, { name: "worst decile", value: last.worst_decile }] : [],
+    lines: last ? [{ name: `mean of ${everybody()} (macro)`, value: last.macro, until }, { name: "worst decile", value: last.worst_decile, until }] : [],
   });
   const events = (one) => Object.entries(one.events).map(([kind, count]) => `${KINDS[kind]?.name ?? kind} ×${count}`).join(", ") || "–";
   byId("clients").replaceChildren(make("div", { class: "scroll tall" }, table("Clients", ["client", { name: "accuracy", number: true }, { name: "loss", number: true },
@@ -137,6 +143,10 @@ async function drawClients() {
 
 async function drawSplit() {
   open("split");
+  if (page.deployed) {
+    byId("card-split").querySelector(".about").textContent = "Only the sites know how many samples of each class they have: no site tells, and the run stores nothing of it.";
+    return;
+  }
   const found = await shown(byId("split"), () => ask(apiPath(id, "/split")));
   if (!found) return;
   heatMap(byId("split"), {
