@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from colours import contrast, looks
 from typer.testing import CliRunner
 
 from fedkin.cli import app
@@ -572,41 +574,104 @@ def test_the_demo_ends_with_a_report(done: dict[str, Result], tmp_path: Path) ->
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
-@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
-def test_slider_keyboard_and_hostile_names_in_a_browser(done: dict[str, Result], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     webdriver = pytest.importorskip("selenium.webdriver")
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("needs chromium and chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    profile = tmp_path_factory.mktemp("profile")
+    for flag in ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking",
+                 "disable-component-update", "disable-sync", f"user-data-dir={profile}"):  # fmt: skip
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def test_slider_keyboard_and_hostile_names_in_a_browser(browser: Any, done: dict[str, Result], tmp_path: Path) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
     folder = hostile(done["pfedcs"], tmp_path / "run")
     (file,), _ = write_report([RunFolder.open(folder)])
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking",
-                 "disable-component-update", "disable-sync", f"user-data-dir={tmp_path / 'profile'}"):  # fmt: skip
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    browser.get(file.as_uri())
+    slider = browser.find_element(By.CSS_SELECTOR, "input[type=range]")
+    shown = browser.find_element(By.CSS_SELECTOR, ".slider output")
+    canvas, said = (browser.find_element(By.CSS_SELECTOR, c) for c in (".slider canvas", ".slider .said"))
+    pixels = "return document.querySelector('canvas').toDataURL()"
+    assert shown.text == "round 3"
+    last = browser.execute_script(pixels)
+    slider.send_keys(Keys.HOME)
+    assert shown.text == "round 1"
+    assert browser.execute_script(pixels) != last
+    canvas.send_keys(Keys.ARROW_RIGHT + Keys.ARROW_DOWN)
+    assert "learns from" in said.text
+    assert not browser.find_element(By.CSS_SELECTOR, ".still").is_displayed()
+    assert browser.execute_script("return window.hacked") is None
+    assert browser.get_log("browser") == []
+    ink = "return getComputedStyle(document.querySelector('svg text')).fill"
+    light = browser.execute_script(ink)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme",
+                                                                         "value": "dark"}]})  # fmt: skip
+    assert browser.execute_script(ink) != light
+
+
+EXTENT = """const box = document.querySelector(arguments[0]).getBoundingClientRect();
+    return [document.querySelector(arguments[0]).checkVisibility(), box.height, box.right];"""
+LETTERS = """const svg = document.querySelector("figure svg");
+    return 9 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;"""
+
+
+def test_tables_and_letters_fit_a_desk_a_phone_and_paper(browser: Any, done: dict[str, Result], tmp_path: Path) -> None:
+    many = folders(*(done[k] for k in ("fedcap", "fedavg 0", "fedavg 1", "local 0", "local 1", "hostile 0.2")))
+    for runs, name in ((many, "many"), (folders(done["fedcap"]), "one")):
+        (file,), _ = write_report(runs, tmp_path / name)
+        for width in (1400, 390):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            browser.get(file.as_uri())
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+            for table in ("[aria-label='Summary table'] table", "[aria-label='Table of runs'] table"):
+                assert browser.execute_script(EXTENT, table)[2] <= width, (name, width, table)
+            assert browser.execute_script(LETTERS) > 9.5  # pixels
+    closed = "details .wide table"
+    assert not browser.execute_script(EXTENT, closed)[0]
+    paper = {"width": 1032, "height": 700, "deviceScaleFactor": 1, "mobile": False}  # A4, landscape, within its margins
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", paper)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": []})
     try:
-        browser.get(file.as_uri())
-        slider = browser.find_element(By.CSS_SELECTOR, "input[type=range]")
-        shown = browser.find_element(By.CSS_SELECTOR, ".slider output")
-        canvas, said = (browser.find_element(By.CSS_SELECTOR, c) for c in (".slider canvas", ".slider .said"))
-        pixels = "return document.querySelector('canvas').toDataURL()"
-        assert shown.text == "round 3"
-        last = browser.execute_script(pixels)
-        slider.send_keys(Keys.HOME)
-        assert shown.text == "round 1"
-        assert browser.execute_script(pixels) != last
-        canvas.send_keys(Keys.ARROW_RIGHT + Keys.ARROW_DOWN)
-        assert "learns from" in said.text
-        assert not browser.find_element(By.CSS_SELECTOR, ".still").is_displayed()
-        assert browser.execute_script("return window.hacked") is None
-        assert browser.get_log("browser") == []
-        ink = "return getComputedStyle(document.querySelector('svg text')).fill"
-        light = browser.execute_script(ink)
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme",
-                                                                             "value": "dark"}]})  # fmt: skip
-        assert browser.execute_script(ink) != light
+        for table in (closed, "details .long", "[aria-label='Table of runs'] table"):
+            seen, height, right = browser.execute_script(EXTENT, table)
+            assert seen, table
+            assert height > 20, table
+            assert right <= 1032, table
+        assert browser.execute_script(EXTENT, ".slider")[1] == 0
+        assert browser.execute_script(EXTENT, ".still svg")[1] > 100
     finally:
-        browser.quit()
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert browser.get_log("browser") == []
+
+
+def test_words_stand_out_from_the_paper(done: dict[str, Result], tmp_path: Path) -> None:
+    (file,), _ = write_report(folders(done["fedavg 0"]), tmp_path)
+    style = re.findall(r"<style>(.*?)</style>", file.read_text(), re.S)[0]
+    words = set(re.findall(r"(?<![-\w])color: var\(--(\w+)\)", style))
+    assert words == {"ink", "muted", "link", "bad"}
+    for look in looks(style):
+        pairs = [(word, behind) for word in sorted(words) for behind in ("paper", "soft")]
+        assert not [(pair, look) for pair in pairs if contrast(look[pair[0]], look[pair[1]]) < 4.5]
+
+
+def test_a_report_of_a_deployment_says_that_only_the_sites_know_their_classes(
+    done: dict[str, Result], tmp_path: Path
+) -> None:
+    (copied(done["fedavg 0"], tmp_path / "run") / "sites.json").write_text("[]")
+    (file,), gaps = write_report([RunFolder.open(tmp_path / "run")])
+    assert [gap.why for gap in gaps if gap.title == "Who has which classes"] == [
+        "only the sites know how many samples of each class they have"
+    ]
+    assert "only the sites know" in file.read_text()

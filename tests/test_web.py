@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
+from colours import contrast, looks
 from starlette.testclient import TestClient
 
 from fedkin.config import make_config
@@ -285,29 +286,9 @@ def test_only_the_sites_of_a_deployment_know_their_classes(runs: Path, web: Test
     assert "only the sites know" in page["classes_problem"]
 
 
-def luminance(colour: str) -> float:
-    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: str, other: str) -> float:
-    """As WCAG 2 defines it."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def looks(css: str) -> list[dict[str, str]]:
-    """The custom properties that are colours, on a light page and on a dark one."""
-    plain, dark = re.split(r"@media [^{]*prefers-color-scheme: dark\)", css, maxsplit=1)
-    pattern = r"--([\w-]+): (#[0-9a-f]{6})\b"
-    light = dict(re.findall(pattern, plain))
-    return [light, light | dict(re.findall(pattern, dark))]
-
-
 def test_words_stand_out_from_what_they_stand_on() -> None:
     assert round(contrast("#000000", "#ffffff"), 2) == 21.0
-    assert round(contrast("#777777", "#ffffff"), 2) == 4.48
+    assert round(contrast("#777777", "#ffffff"), 2) == 4.48  # the textbook's example of too little
     css = (Path(figures.__file__).parent / "static" / "style.css").read_text()
     words = set(re.findall(r"(?<![-\w])color: var\(--([\w-]+)\)", css)) - {"card"}
     words |= set(re.findall(r"svg (?:text|\.strong|\.marked) \{[^}]*fill: var\(--([\w-]+)\)", css))

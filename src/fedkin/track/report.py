@@ -105,7 +105,8 @@ def overview(groups: Sequence[Group]) -> list[Part]:
 
 def accuracy_per_round(groups: Sequence[Group]) -> Shown:
     series = _series(groups, "macro", lambda run: run.rounds["round"])
-    caption = "Mean accuracy over clients (macro)."
+    attacked = any(run.malicious for group in groups for run in group.runs)
+    caption = f"Mean accuracy over clients{', under attack over the benign ones' if attacked else ''} (macro)."
     if any(s.low is not None for s in series):
         caption += " The band is one standard deviation over seeds to either side."
     if any(s.last is not None for s in series):
@@ -336,6 +337,8 @@ def _splits(groups: Sequence[Group]) -> list[Part]:
 
 
 def split_of(run: RunData, index: int = 0) -> Shown:
+    if run.info.deployed:
+        raise Missing("only the sites know how many samples of each class they have")
     counts = run.class_counts
     held = (counts > 0).sum(1)
     caption = f"Training samples of each class per client. Split {_hash(run)[:12]}, seed {run.info.seed}."
@@ -571,7 +574,7 @@ def _page(groups: Sequence[Group], older: Sequence[RunData], sections: Sections)
         runs=[_row(r) for r in runs],
         older=[r.info.id for r in older], clients=_clients(groups), cut=len(sections) > MOST_DETAILED,
         settings=_common(runs), made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), version=version("fedkin"),
-        style=Markup(style), script=Markup(script if sliders else ""), palette=_palette() if sliders else "",
+        style=Markup(style), script=Markup(script), palette=_palette() if sliders else "",
         allowed=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         light=figures.SERIES, dark=figures.DARK_SERIES,
     )  # fmt: skip

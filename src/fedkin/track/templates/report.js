@@ -1,8 +1,14 @@
 "use strict";
-// The collaboration matrix: a slider over rounds, drawn from one byte a weight; arrow keys walk over the cells.
+// Closed sections open for the printer; and the collaboration matrix: a slider over rounds, drawn from one byte a weight,
+// where arrow keys walk over the cells.
+const closed = () => document.querySelectorAll("details:not([open])");
+let opened = [];
+window.addEventListener("beforeprint", () => { opened = [...closed()]; opened.forEach((one) => { one.open = true; }); });
+window.addEventListener("afterprint", () => opened.forEach((one) => { one.open = false; }));
+
 const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-const colours = bytes(JSON.parse(document.getElementById("palette").textContent));
-const LEFT = 92, BOTTOM = 104, SIDE = 560, SCALE = 78;
+const colours = bytes(JSON.parse(document.getElementById("palette")?.textContent || '""'));
+const LEFT = 92, BOTTOM = 104, WIDEST = 560, SCALE = 78, LINE = 15;
 
 function slider(box) {
   const data = JSON.parse(box.querySelector("script").textContent), n = data.names.length;
@@ -10,8 +16,14 @@ function slider(box) {
   const [shown, said] = [box.querySelector("output"), box.querySelector(".said")];
   const pen = canvas.getContext("2d"), sharp = Math.max(2, Math.ceil(window.devicePixelRatio || 1));
   let row = -1, column = -1;
-  const width = LEFT + SIDE + SCALE;
-  canvas.width = width * sharp; canvas.height = (SIDE + BOTTOM) * sharp; canvas.style.width = width + "px";
+  let side = WIDEST, width = 0;
+
+  function fit() { // letters keep their size on a small screen, the map shrinks
+    side = Math.max(140, Math.min(WIDEST, box.parentElement.clientWidth - LEFT - SCALE));
+    width = LEFT + side + SCALE;
+    canvas.width = width * sharp; canvas.height = (side + BOTTOM) * sharp; canvas.style.width = width + "px";
+    draw();
+  }
 
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
   const short = (name) => (name.length > 13 ? name.slice(0, 12) + "…" : name);
@@ -19,7 +31,7 @@ function slider(box) {
   const colour = (v) => `rgb(${colours[3 * v]}, ${colours[3 * v + 1]}, ${colours[3 * v + 2]})`;
 
   function draw() {
-    const frame = frames[range.value], cell = SIDE / n, step = Math.ceil(n / 30);
+    const frame = frames[range.value], cell = side / n, step = Math.ceil(n * LINE / side);
     const none = style("--soft");
     pen.setTransform(sharp, 0, 0, sharp, 0, 0);
     pen.clearRect(0, 0, canvas.width, canvas.height);
@@ -33,16 +45,16 @@ function slider(box) {
       const at = 4 + (i + 0.5) * cell;
       pen.textAlign = "right";
       pen.fillText(short(data.names[i]), LEFT - 6, at);
-      pen.save(); pen.translate(LEFT - 4 + at, SIDE + 10); pen.rotate(-Math.PI / 3); pen.fillText(short(data.names[i]), 0, 0); pen.restore();
+      pen.save(); pen.translate(LEFT - 4 + at, side + 10); pen.rotate(-Math.PI / 3); pen.fillText(short(data.names[i]), 0, 0); pen.restore();
     }
-    pen.textAlign = "center"; pen.fillText("learns from", LEFT + SIDE / 2, SIDE + BOTTOM - 10);
+    pen.textAlign = "center"; pen.fillText("learns from", LEFT + side / 2, side + BOTTOM - 10);
     for (let v = 0; v < 255; v++) {
       pen.fillStyle = colour(v);
-      pen.fillRect(LEFT + SIDE + 14, 4 + SIDE * (1 - (v + 1) / 255), 14, SIDE / 255 + 0.5);
+      pen.fillRect(LEFT + side + 14, 4 + side * (1 - (v + 1) / 255), 14, side / 255 + 0.5);
     }
     pen.fillStyle = style("--ink"); pen.textAlign = "left";
     for (const part of [0, 0.25, 0.5, 0.75, 1])
-      pen.fillText((part * data.most).toPrecision(2), LEFT + SIDE + 33, Math.max(10, 4 + SIDE * (1 - part)));
+      pen.fillText((part * data.most).toPrecision(2), LEFT + side + 33, Math.max(10, 4 + side * (1 - part)));
     if (row >= 0) {
       pen.strokeStyle = style("--c1"); pen.lineWidth = 2;
       pen.strokeRect(LEFT + column * cell, 4 + row * cell, cell, cell);
@@ -63,8 +75,8 @@ function slider(box) {
   range.addEventListener("input", draw);
   canvas.addEventListener("pointermove", (event) => {
     const area = canvas.getBoundingClientRect(), scale = width / area.width;
-    const j = Math.floor(((event.clientX - area.left) * scale - LEFT) / SIDE * n);
-    const i = Math.floor(((event.clientY - area.top) * scale - 4) / SIDE * n);
+    const j = Math.floor(((event.clientX - area.left) * scale - LEFT) / side * n);
+    const i = Math.floor(((event.clientY - area.top) * scale - 4) / side * n);
     if (i >= 0 && j >= 0 && i < n && j < n && (i !== row || j !== column)) point(i, j);
   });
   canvas.addEventListener("keydown", (event) => {
@@ -72,8 +84,9 @@ function slider(box) {
     if (move) { event.preventDefault(); point(row + move[0], column + move[1]); }
   });
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  window.addEventListener("resize", fit);
   box.classList.add("ready");
-  draw();
+  fit();
 }
 
 document.querySelectorAll(".slider").forEach(slider);
