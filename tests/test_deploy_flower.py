@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 pytest.importorskip("cryptography")
 
+from fedkin.cli import app
 from fedkin.config import Config, make_config
 from fedkin.data import load
 from fedkin.deploy.cluster import free_port, stop, write_experiment
@@ -196,7 +198,23 @@ def test_a_committee_with_keys_and_tls(place: Make) -> None:
     assert any("body" in line and "numbers" in line and "round 1, train" in line for line in sent)
     assert not any("rows" in line for line in sent)  # the personal model is never sent
     assert deployed.run is not None
-    assert RunFolder.open(deployed.run).info.status == "finished"
+    run = RunFolder.open(deployed.run)
+    assert run.info.status == "finished"
+    assert samples_shown(run) == [c.train_samples for c in deployed.per_client]
+    (run.path / "sites.json").write_text('[{"site": 1e999}]')
+    assert samples_shown(run) == [None] * 3
+
+
+def samples_shown(run: RunFolder) -> list[int | None]:
+    """Training samples as `fedkin show` knows them from the folder alone."""
+    words = ["show", run.info.id, "--runs-dir", str(run.path.parent)]
+    told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["per_client"]
+    found = [c["train_samples"] for c in told]
+    table = CliRunner().invoke(app, words, env={"COLUMNS": "200"}).stdout
+    for client in told:
+        (line,) = (words for words in map(str.split, table.splitlines()) if words[:1] == [client["name"]])
+        assert line[-1] == ("?" if client["train_samples"] is None else str(client["train_samples"]))
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from json import loads
 from typing import Annotated, Any, Literal, cast
 
 import typer
@@ -12,9 +13,10 @@ from fedkin.cli.app import RUNS, TRAIN, Json, RunsDir, command
 from fedkin.cli.console import messages, percent, print_json, safe, screen, seconds, size, spent, table
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.config import POINTS
-from fedkin.errors import unknown
+from fedkin.errors import DataError, unknown
 from fedkin.track.catalogue import Broken, Catalogue, diff
-from fedkin.track.folder import STATUSES, RunFolder, RunInfo, number
+from fedkin.track.files import read_bytes
+from fedkin.track.folder import MAX_JSON, SITES, STATUSES, RunFolder, RunInfo, number
 
 COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
 SORTS: dict[str, Callable[[RunInfo], Any]] = {
@@ -127,7 +129,7 @@ def show(
         written = folder.export(cast(Literal["csv", "parquet"], export[0]), export[1])
         messages().print(f"{len(written)} tables written to {safe(export[1])}", soft_wrap=True)
     if json:
-        print_json(folder.to_dict())
+        print_json(_whole(folder))
     else:
         show_run(folder)
 
@@ -218,15 +220,42 @@ def _failures(info: RunInfo, events: list[dict[str, Any]]) -> str:
             f"{first['phase']}: {first['reason']}")  # fmt: skip
 
 
+def _whole(folder: RunFolder) -> dict[str, Any]:
+    return {**folder.to_dict(), "per_client": _each(folder)}
+
+
+def _each(folder: RunFolder) -> list[dict[str, Any]]:
+    """Every client's numbers. The split of a deployment holds no samples: how many a site trains on follows from what
+    it told when it joined, and is unknown where that cannot be read."""
+    each = folder.per_client()
+    if not folder.info.deployed:
+        return each
+    told = _told(folder)
+    return [{**c, "train_samples": told.get(c["name"])} for c in each]
+
+
+def _told(folder: RunFolder) -> dict[str, int]:
+    """Training samples by site."""
+    from fedkin.data.own import split_sizes
+
+    config = folder.info.config
+    try:
+        shares = float(config["test_share"]), float(config.get("validation_share") or 0.0)
+        sites = loads(read_bytes(folder.path / SITES, MAX_JSON))
+        return {str(s["site"]): split_sizes(s["samples"], s["tests"], *shares)[0] for s in sites}
+    except (DataError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
+        return {}
+
+
 def _clients(folder: RunFolder) -> Any:
     numbers = ("accuracy", "loss", "test samples", "train samples")
     made = table(None, "client", *numbers, right=numbers)
-    each, bad = folder.per_client(), set(folder.info.malicious)
+    each, bad = _each(folder), set(folder.info.malicious)
     for c in each[:MOST_CLIENTS]:
         name = safe(str(c["name"]))
         made.add_row(f"[red]{name}*[/]" if c["client"] in bad else name, *(
             percent(math.nan if c[k] is None else c[k]) for k in ("accuracy", "loss")
-        ), str(c["test_samples"]), str(c["train_samples"]))  # fmt: skip
+        ), str(c["test_samples"]), "?" if c["train_samples"] is None else str(c["train_samples"]))  # fmt: skip
     notes = [f"{len(each) - MOST_CLIENTS} more: --json"] if len(each) > MOST_CLIENTS else []
     made.caption = "; ".join([*(["* malicious"] if bad else []), *notes]) or None
     return made
@@ -273,7 +302,7 @@ def resume(
     folder = Catalogue(runs_dir).locate(run)
     if folder.info.status == "finished":
         messages().print(f"{safe(folder.info.id)} is finished; nothing to do", soft_wrap=True)
-        return print_json(folder.to_dict()) if json else show_run(folder)
+        return print_json(_whole(folder)) if json else show_run(folder)
 
     from fedkin.cli.live import run_screen
     from fedkin.cli.outcome import present
