@@ -104,7 +104,7 @@ async function refresh() {
   byId("order").setAttribute("aria-label", down ? "largest first" : "smallest first");
   const beside = byId("runs").parentElement; // the column that the list is sorted by is never out of sight
   const mark = byId("runs").querySelector("th[aria-sort]");
-  if (mark && sort !== refresh.seen && mark.offsetLeft + mark.offsetWidth > beside.clientWidth) beside.scrollLeft = mark.offsetLeft - 40;
+  if (mark && sort !== refresh.seen) beside.scrollLeft = Math.max(beside.scrollLeft, mark.offsetLeft + mark.offsetWidth - beside.clientWidth);
   refresh.seen = sort;
   if (focused) [...byId("runs").querySelectorAll("th button")].find((one) => one.textContent === focused)?.focus();
   byId("none").hidden = page.runs.length > 0;
