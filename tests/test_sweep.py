@@ -225,7 +225,7 @@ def test_a_diverged_cell_is_marked_everywhere_and_is_exit_1(tmp_path: Path) -> N
         said = " ".join(text.split())
         assert said.count(" (diverged)") == 2
         assert "fedavg seed 0: in round 1 the replies of " in said
-        assert "local seed 0: the training loss was not finite after round 1" in said
+        assert "local seed 0: the training loss of 5 of 5 clients (client-0 first) was not finite after round 1" in said
     assert "2 of 2 runs diverged" in shown.stderr
     rows = list(csv.DictReader(Path(paths[2]).read_text().splitlines()))
     assert [r["diverged_seeds"] for r in rows] == ["0", "0"]

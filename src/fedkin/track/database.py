@@ -18,6 +18,7 @@ TABLES: dict[str, dict[str, str]] = {
         "std": "REAL", "test_loss": "REAL", "train_loss": "REAL", "bytes_down": "INTEGER", "bytes_up": "INTEGER",
         "seconds": "REAL", "participants": "INTEGER", "failed": "INTEGER", "removed": "INTEGER",
         "client_steps": "INTEGER", "training": "REAL", "evaluating": "REAL", "writing": "REAL", "wall": "REAL",
+        "judged": "INTEGER", "judgeable": "INTEGER",
     },
     "clients": {
         "round": "INTEGER", "final": "INTEGER", "client": "INTEGER", "name": "TEXT", "correct": "INTEGER",

@@ -341,7 +341,7 @@ def round_row(record: RoundRecord) -> tuple[Any, ...]:
     return (record.round, int(record.final), a.micro, a.macro, a.worst_decile, a.std, record.test_loss,
             record.train_loss, record.bytes_down, record.bytes_up, record.seconds, record.participants, record.failed,
             record.removed, record.client_steps, record.training, record.evaluating, record.writing,
-            record.wall)  # fmt: skip
+            record.wall, record.judged, record.judgeable)  # fmt: skip
 
 
 def exchange_row(number: int, exchange: Exchange, last: int) -> tuple[Any, ...]:
