@@ -504,9 +504,9 @@ def opened(live: Link, context: ssl.SSLContext | None) -> str:
     return line.split(b": ")[1].decode()
 
 
-def requests(session: str) -> Iterator[bytes]:
+def requests(session: str, seed: int = 2, count: int = 450, noise: int = 150) -> Iterator[bytes]:
     """Requests of many kinds, none of them right."""
-    rng = random.Random(2)
+    rng = random.Random(seed)
     paths = ["/", "/open", "/pull", "/push", "/beat", "/close", "/v1/fleet/pull-messages", "/../open", "/%2e%2e/open",
              "*", "http://x/open", "/open?x=1", "/" + "a" * 3000]  # fmt: skip
     methods = ["POST", "GET", "HEAD", "PUT", "DELETE", "CONNECT", "OPTIONS", "PRI", "post", "X" * 50]
@@ -517,7 +517,7 @@ def requests(session: str) -> Iterator[bytes]:
               "fedkin-ticket: ../../x", "fedkin-session: 1.x", "fedkin-session: \xff\xfe", "a" * 20_000,
               "fedkin-session: " + "9" * 5000 + ".x",
               "x: " + "y" * 20_000, "cookie: a=b", ": empty", "bad header", "connection: close"]  # fmt: skip
-    for _ in range(450):
+    for _ in range(count):
         head = [f"{rng.choice(methods)} {rng.choice(paths)} HTTP/{rng.choice(['1.1', '1.1', '1.0', '2.0', '9'])}",
                 "host: x", f"fedkin-session: {session}" if rng.random() < 0.3 else "a: b",
                 *(rng.choice(extras) for _ in range(rng.randrange(4)))]  # fmt: skip
@@ -525,7 +525,7 @@ def requests(session: str) -> Iterator[bytes]:
         if "/close" in head[0] and session in str(head):
             continue
         yield "\r\n".join(head).encode("latin-1") + b"\r\n\r\n" + body
-    for _ in range(150):
+    for _ in range(noise):
         yield rng.randbytes(rng.randrange(1, 3000))
 
 
@@ -757,6 +757,7 @@ BOMB = gzip.compress(bytes(50 << 20))
         (five(b"own=9"), "has 5 bytes"),
         (five(b"../x=5"), "parcels are"),
         (five(b"own=2,own=3"), "parcels are"),
+        ([five(b"own=5")[0].replace(b"ticket: 1.1", b"ticket: 1.\xe9")], "fedkin-ticket is no word"),
         ([b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n"], "HTTP status 302"),
         ([b"HTTP/1.1 403 No\r\ncontent-length: 9\r\n\r\n\x1b[31mred\r"], r"in:  \[31mred "),
         ([b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n"], "is it a FedKin server"),
@@ -767,6 +768,18 @@ def test_what_a_site_does_not_take(answers: list[bytes], match: str) -> None:
         with pytest.raises(FedKinError, match=match) as found:
             site.receive()
         assert "\x1b" not in str(found.value)
+
+
+@pytest.mark.parametrize("session", [b"1.\xe9", b"\xff\xfe", b"1" * 1000])
+def test_a_session_that_no_request_could_name_is_not_taken(session: bytes) -> None:
+    """What a server says here goes back to it in every header: it must not end the site then."""
+
+    def serve(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nfedkin-session: " + session + b"\r\ncontent-length: 0\r\n\r\n")
+
+    with pretending(None, serve) as port, pytest.raises(FedKinError, match="fedkin-session is no word"):
+        Node(f"127.0.0.1:{port}").open()
 
 
 def test_a_slow_answer_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ BEAT = 5.0  # seconds between two signs of life
 TRIES = 4  # of one request, where the network fails
 PARCELS = ("all", "own")
 WORDS = 4096  # bytes of an answer that is no letter
+WORD = 100  # letters of a session or a ticket
 LIMIT = 1 << 30  # bytes of a letter, unless the site says otherwise
 
 
@@ -88,7 +89,7 @@ class Node:
     def open(self) -> None:
         """Join; `Refused` where this site is not let in, `Unreachable` where nobody answers."""
         answer = self._ask("/open", {"fedkin-process": self._process})
-        self._session = answer.headers.get("fedkin-session", "")
+        self._session = _word(answer.headers, "fedkin-session")
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
     def close(self) -> None:
@@ -140,7 +141,7 @@ class Node:
         number, most = (_number(answer.headers, name) for name in ("fedkin-number", "fedkin-most"))
         parcels = _parcels(answer.headers.get("fedkin-parcels", ""), answer.body)
         self._after = max(self._after, number)
-        return Incoming(answer.headers.get("fedkin-ticket", ""), parcels, most)
+        return Incoming(_word(answer.headers, "fedkin-ticket"), parcels, most)
 
     def reply(self, to: Incoming, pieces: Sequence[bytes]) -> None:
         """Answer a letter. One that is not waited for any more is not sent again."""
@@ -234,6 +235,14 @@ def _read(response: Any, most: int) -> _Answer:
         if len(whole) > most or time.monotonic() > until:
             raise FedKinError("the server's answer is longer or slower than it may be: not taken")
     return _Answer(response.status_code, headers, bytes(whole))
+
+
+def _word(headers: Mapping[str, str], name: str) -> str:
+    """What goes back to the server as it came, and so has to be what a header can hold."""
+    text = headers.get(name, "")
+    if not (text.isascii() and text.isprintable()) or len(text) > WORD:
+        raise FedKinError(f"an answer that cannot be read: {name} is no word")
+    return text
 
 
 def _number(headers: Mapping[str, str], name: str) -> int:
