@@ -183,6 +183,39 @@ def test_a_hundred_reports_do_not_tell_the_classes(tmp_path: Path) -> None:
     assert set(found["coarse"]) == {0.0}
 
 
+@pytest.mark.parametrize(("method", "phase", "name"), [("fedcap", "compare", "model"), ("c-pfl", "validate", "bodies")])
+@pytest.mark.parametrize("evaluation", ["exact", 0.5, "none"])
+def test_no_phase_tells_what_the_evaluation_may_not(
+    tmp_path: Path, method: str, phase: str, name: str, evaluation: Any
+) -> None:
+    """FedCAP compares two models on the test samples and C-PFL's committee votes: exact counts for any model sent."""
+    told = guarded(Told(tmp_path, "fedavg"), evaluation=evaluation)
+    assert told.join(config={"method": method, "validation_share": 0.2}).fields["kind"] == "joined"
+    layout, first = told.job.site.layout, told.job.site.initial
+    sent = first[layout.columns("model")] if name == "model" else layout.body(first)[None]
+    reply = told.call(phase, 0, **{name: sent})
+    assert (reply.fields["kind"] == "reply") == (evaluation == "exact"), reply.fields
+    assert bool(reply.values) == (evaluation == "exact")
+    assert evaluation == "exact" or "this site's policy (evaluation)" in reply.fields["reason"]
+
+
+def test_a_training_loss_is_as_coarse_as_the_evaluation(tmp_path: Path) -> None:
+    losses = {}
+    for name, evaluation in (("exact", "exact"), ("none", "none")):
+        told = guarded(Told(tmp_path / name, "fedavg"), evaluation=evaluation)
+        told.join()
+        losses[name] = told.call("train", 0, model=told.job.method.model).fields["loss"]
+    assert losses["none"] == float(f"{losses['exact']:.2g}") != losses["exact"]
+
+
+def test_what_a_greeting_and_an_answer_to_an_invitation_tell(tmp_path: Path) -> None:
+    told = Told(tmp_path, "fedavg")
+    assert set(told.hello) == {"kind", "site", "process", "fedkin", "samples", "tests", "shape", "dtype", "labels"}
+    assert set(told.join().fields) == {"kind", "train", "validation", "test", "remark"}
+    reply = told.call("train", 0, model=told.job.method.model)
+    assert set(reply.fields) == {"kind", "loss", "seconds", "steps"}
+
+
 def test_without_evaluation_the_model_is_kept_all_the_same(tmp_path: Path) -> None:
     told = guarded(Told(tmp_path, "fedavg"), evaluation="none")
     told.join()

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkin.cohort import Cohort, Site, Store
+from fedkin.cohort import Cohort, DataPart, Scores, Site, Store
 from fedkin.compute import keys
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
@@ -79,9 +79,16 @@ class Own(Store):
 
 
 class OwnCohort(Cohort):
-    """A cohort of one whose private draws come from a seed that never leaves the site."""
+    """A cohort of one whose private draws come from a seed that never leaves the site. `exact`: whether a method may
+    evaluate the models that it is sent; what comes of it is the method's to send, and no policy makes it coarse."""
 
     secret: int | None = None
+    exact: bool = True
+
+    def evaluate(self, rows: Tensor, data: DataPart = "test") -> Scores:
+        if not self.exact:
+            raise Declined("asked how well models do here, exactly: this site's policy (evaluation) forbids that")
+        return super().evaluate(rows, data)
 
     @property
     def seed(self) -> int:
@@ -333,6 +340,7 @@ class Worker:
         begin, steps = time.perf_counter(), job.site.chooser.client_steps
         cohort = OwnCohort(job.site, np.array([job.place], np.int64), number, phase)
         cohort.secret = self._seed() if self.secret else None
+        cohort.exact = measures or self.policy.evaluation == 0
         try:
             given = {k: _on(v, job) for k, v in message.values.items()}
             reply = getattr(job.method, phase)(cohort, **given)
