@@ -294,6 +294,7 @@ def test_nothing_is_answered_off_the_record(tmp_path: Path, monkeypatch: pytest.
 def test_no_terminal_codes_reach_a_sites_log(tmp_path: Path, text: str) -> None:
     told = Told(tmp_path, "ditto")
     told.ask(kind="refused", reason=text)
+    told.lines.append(str(told.worker.refused))  # said by whoever ends the connection
     told.ask(kind=text)
     told.call(text, 0)
     told.join(run=text)

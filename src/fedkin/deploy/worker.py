@@ -204,7 +204,7 @@ class Worker:
             if kind == "done":
                 return self._done(message)
             if kind == "refused":
-                self.refused = f"the server refuses: {str(message.fields.get('reason'))[:300]}"
+                self.refused = printable(f"the server refuses: {str(message.fields.get('reason'))[:300]}")
                 return pack({}, {"kind": "bye"})
             raise FedKinError(f"a message of no known kind ({kind!r})")
         except FedKinError as error:
