@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedkin.deploy.worker import TRAVELS
 from fedkin.methods import METHODS
 
 DOCS = sorted((Path(__file__).parent.parent / "docs").glob("*.md"))
@@ -29,3 +30,16 @@ def test_examples_run(page: Path) -> None:
     scope: dict[str, object] = {"__name__": f"docs.{page.stem}"}
     for block in blocks:
         exec(compile(block, str(page), "exec"), scope)
+
+
+def test_every_claim_about_security_names_tests_that_exist() -> None:
+    """Each row of a table that says what shows it does so, by tests that there are."""
+    found = {name for path in Path(__file__).parent.glob("test_*.py")
+             for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.M)}  # fmt: skip
+    page = next(p for p in DOCS if p.stem == "security").read_text()
+    named = re.findall(r"`(test_\w+)`", page)
+    assert [name for name in named if name not in found and name not in TRAVELS] == []
+    tables = re.findall(r"^\|.*\| shown by \|\n\|[ |-]+\n((?:\|.*\n)+)", page, re.M)
+    assert len(tables) == 5  # a site, a stranger, the server, the policy, the disk
+    for row in (row for table in tables for row in table.splitlines()):
+        assert "`test_" in row.rsplit("|", 2)[1], row
