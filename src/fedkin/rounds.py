@@ -562,7 +562,7 @@ class Job:
         self.engine.losses = state["losses"]
         self.site.chooser.restore(state["ways"])
         self.history = [RoundRecord.of(r) for r in state["history"]]
-        self.remarks = list(state["remarks"])
+        self.remarks = list(state.get("remarks", []))
         self.finished = bool(state["finished"])
         self.refusals = [Refusal(**r) for r in state.get("refusals", [])]
         self.broken = [Broken(**b) for b in state.get("broken", [])]
