@@ -22,7 +22,8 @@ test: $(DEV) lint ## install, then lint, types and the fast tests
 test-slow: $(DEV) ## the long tests on real data
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
-lint: $(DEV) ## ruff and mypy
+lint: $(DEV) ## ruff (format and rules) and mypy
+	$(BIN)/ruff format --check --quiet src tests
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
 

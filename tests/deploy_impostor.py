@@ -30,17 +30,35 @@ def letter(frame: bytes, number: int = 1) -> bytes:
 
 def join(**change: Any) -> bytes:
     config = {"method": "fedavg", "model": "mlp", "rounds": 5}
-    fields = {"kind": "join", "run": "evil", "attempt": 1, "round": 0, "place": 0, "clients": 1, "config": config,
-              "labels": list(range(10)), "frozen": ""}  # fmt: skip
+    fields = {
+        "kind": "join",
+        "run": "evil",
+        "attempt": 1,
+        "round": 0,
+        "place": 0,
+        "clients": 1,
+        "config": config,
+        "labels": list(range(10)),
+        "frozen": "",
+    }
     initial = {"name": "initial", "type": "tensor", "dtype": "float32", "shape": [1], "as": "raw"}
     return framed({**fields, **change}, [initial], bytes(4))
 
 
 LARGE = {"method": "fedavg", "model": "resnet18-cifar"}
 CALL = {"kind": "call", "run": "evil", "attempt": 1, "round": 0, "call": 0}
-BOMB = [{"name": "m", "type": "tensor", "dtype": "bool", "shape": [1, 1], "as": "bits"},
-        {"name": "model", "type": "masked", "dtype": "float32", "shape": [0], "as": "raw",
-         "full": [1, 1, 10**9], "mask": {"of": "m", "not": False}}]  # fmt: skip
+BOMB = [
+    {"name": "m", "type": "tensor", "dtype": "bool", "shape": [1, 1], "as": "bits"},
+    {
+        "name": "model",
+        "type": "masked",
+        "dtype": "float32",
+        "shape": [0],
+        "as": "raw",
+        "full": [1, 1, 10**9],
+        "mask": {"of": "m", "not": False},
+    },
+]
 OK = b"HTTP/1.1 200 OK\r\n"
 MANY = [bytes(1 << 20)] * 200
 ANSWERS: dict[str, Callable[[], list[bytes]]] = {
@@ -48,8 +66,10 @@ ANSWERS: dict[str, Callable[[], list[bytes]]] = {
     "bomb": lambda: [letter(framed(CALL, BOMB, b"\0"))],
     "announce": lambda: [OK + LETTER % (1, 1, 5) + b"content-length: 99999999999999\r\n\r\n", *MANY],
     "endless": lambda: [OK + LETTER % (1, 1, 5) + b"\r\n", *MANY],
-    "gzip": lambda: [OK + LETTER % (1, 1, 5) + b"content-encoding: gzip\r\ncontent-length: 204100\r\n\r\n",
-                     gzip.compress(bytes(200 << 20))],
+    "gzip": lambda: [
+        OK + LETTER % (1, 1, 5) + b"content-encoding: gzip\r\ncontent-length: 204100\r\n\r\n",
+        gzip.compress(bytes(200 << 20)),
+    ],
     "ticket": lambda: [letter(framed({"kind": "hello"})).replace(b"ticket: 1.1", b"ticket: \xe9\xff")],
     "secret": lambda: [letter(framed({**CALL, "phase": "__getstate__"}))],
     "climb": lambda: [letter(join(run="../../climbed"))],
@@ -60,7 +80,7 @@ ANSWERS: dict[str, Callable[[], list[bytes]]] = {
     "oh": lambda: [b"HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n"],
     "session": lambda: [],
     "hangup": lambda: [],
-}  # fmt: skip
+}
 
 
 def treat(kind: str, connection: socket.socket) -> None:

@@ -34,8 +34,14 @@ def lie(kind: str, reply: bytes) -> bytes:
     fields = parcel.fields
     told: dict[str, Callable[[], bytes]] = {
         "nan": lambda: pack({**values, first: torch.full_like(values[first], torch.nan)}, fields),
-        "huge": lambda: pack({n: torch.full_like(v, 3e38) if v.is_floating_point() else v
-                              for n, v in values.items() if isinstance(v, torch.Tensor)}, fields),
+        "huge": lambda: pack(
+            {
+                n: torch.full_like(v, 3e38) if v.is_floating_point() else v
+                for n, v in values.items()
+                if isinstance(v, torch.Tensor)
+            },
+            fields,
+        ),
         "shape": lambda: pack({**values, first: values[first][:, :-1]}, fields),
         "empty": lambda: pack({**values, first: values[first][:, :0]}, fields),
         "nothing": lambda: pack({}, fields),
@@ -50,12 +56,38 @@ def lie(kind: str, reply: bytes) -> bytes:
         "failed": lambda: pack({}, {"kind": "failed", "reason": "\x1b[2J out of patience"}),
         "kind": lambda: pack(values, {**fields, "kind": ["reply"]}),
         "infinite": lambda: pack({n: torch.full_like(v, torch.inf) for n, v in values.items()}, fields),
-        "strides": lambda: framed({"fields": fields, "values": [
-            {"name": first, "type": "tensor", "dtype": "float32", "shape": [1, 0, 1 << 39, 1 << 39], "as": "raw"}]}),
-        "bomb": lambda: framed({"fields": fields, "values": [
-            {"name": "mask", "type": "tensor", "dtype": "bool", "shape": [1, 1], "as": "bits"},
-            {"name": first, "type": "masked", "dtype": "float32", "shape": [0], "as": "raw",
-             "full": [1, 1, 380_000_000], "mask": {"of": "mask", "not": False}}]}, b"\0"),
+        "strides": lambda: framed(
+            {
+                "fields": fields,
+                "values": [
+                    {
+                        "name": first,
+                        "type": "tensor",
+                        "dtype": "float32",
+                        "shape": [1, 0, 1 << 39, 1 << 39],
+                        "as": "raw",
+                    }
+                ],
+            }
+        ),
+        "bomb": lambda: framed(
+            {
+                "fields": fields,
+                "values": [
+                    {"name": "mask", "type": "tensor", "dtype": "bool", "shape": [1, 1], "as": "bits"},
+                    {
+                        "name": first,
+                        "type": "masked",
+                        "dtype": "float32",
+                        "shape": [0],
+                        "as": "raw",
+                        "full": [1, 1, 380_000_000],
+                        "mask": {"of": "mask", "not": False},
+                    },
+                ],
+            },
+            b"\0",
+        ),
         "classes": lambda: pack({}, {**fields, "samples": 10**8, "labels": list(range(100_000))}),
         "samples": lambda: pack({}, {**fields, "samples": 10**8}),
         "other": lambda: pack({}, {**fields, "shape": [7]}),
@@ -81,7 +113,7 @@ def lie(kind: str, reply: bytes) -> bytes:
         "axes": lambda: pack({}, {**fields, "shape": [10**6] * 4}),
         "mixed": lambda: pack({}, {**fields, "labels": [1, "a", [2], None]}),
         "silent": lambda: SILENT,
-    }  # fmt: skip
+    }
     if kind == "hang":
         print("hanging", flush=True)
         time.sleep(600)

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkin.cohort import Cohort, Keep, Site, Store, Training
 from fedkin.compute.batches import Plan, Source, plan
 from fedkin.compute.choice import Chooser
+from fedkin.compute.layout import Layout
 from fedkin.compute.optim import SGD, Adam, Optimiser
 from fedkin.compute.program import trace
-from fedkin.layout import Layout
+from fedkin.core.cohort import Cohort, Keep, Site, Store, Training
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(features, logits, labels) of one batch to a number."""
@@ -145,9 +145,13 @@ class Bench:
     def plan(self, round: int = 0, stream: str = "train", fit: int = 1, epochs: int | None = None) -> Plan:
         """The batches of a cohort's `fit`-th training in this round."""
         return plan(
-            self.parts, np.arange(len(self.parts)), epochs or self.epochs, self.batch,
-            (self.seed, round, stream, fit), self.site.has_batch_norm,
-        )  # fmt: skip
+            self.parts,
+            np.arange(len(self.parts)),
+            epochs or self.epochs,
+            self.batch,
+            (self.seed, round, stream, fit),
+            self.site.has_batch_norm,
+        )
 
     def batches(self, k: int, steps: Plan | None = None) -> list[tuple[Tensor, Tensor]]:
         steps = steps or self.plan()
@@ -158,20 +162,29 @@ class Bench:
         return self.layout.load(copy.deepcopy(self.model), row)
 
     def reference(
-        self, starts: Tensor, *, anchors: Tensor | None = None, masks: Tensor | None = None, losses=None, steps=None,
+        self,
+        starts: Tensor,
+        *,
+        anchors: Tensor | None = None,
+        masks: Tensor | None = None,
+        losses=None,
+        steps=None,
         **how,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """The plain loop for every client in turn; rows [K, D]."""
         rows = []
         for k in range(len(self.parts)):
             module = self.module(starts[k])
             train_client(
-                module, self.batches(k, steps), how.get("opt", self.opt), head=self.layout.head_name,
+                module,
+                self.batches(k, steps),
+                how.get("opt", self.opt),
+                head=self.layout.head_name,
                 anchor=None if anchors is None else self.module(anchors[k]),
                 mask=None if masks is None else self.layout.tensors(masks[k]),
                 loss=plain_loss if losses is None else losses[k],
                 **{key: value for key, value in how.items() if key != "opt"},
-            )  # fmt: skip
+            )
             rows.append(self.layout.row(module))
         return torch.stack(rows)
 

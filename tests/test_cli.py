@@ -19,7 +19,7 @@ from unittest.mock import ANY
 import pytest
 from typer.testing import CliRunner, Result
 
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.cli.console import plain, seconds, size, sparkline
 from fedkin.cli.flags import NOT_FLAGS, listed, seeds_of
 from fedkin.cli.live import Cell, window
@@ -75,8 +75,20 @@ def methods(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_run_json_has_what_is_promised() -> None:
     got = answer("run", "ditto", *TINY, "--set", "lam=0.25", "--seed", "3")
-    promised = {"method", "options", "seed", "accuracy", "best", "per_client", "history", "bytes", "seconds", "removed",
-                "failed", "run"}  # fmt: skip
+    promised = {
+        "method",
+        "options",
+        "seed",
+        "accuracy",
+        "best",
+        "per_client",
+        "history",
+        "bytes",
+        "seconds",
+        "removed",
+        "failed",
+        "run",
+    }
     assert promised <= set(got)
     assert set(got["accuracy"]) == {"macro", "micro", "worst_decile", "std"}
     assert (got["method"], got["seed"], got["options"]) == ("ditto", 3, {"lam": 0.25, "output": "personal"})
@@ -210,9 +222,16 @@ def test_a_method_that_fails_is_exit_1(methods: Any) -> None:
     assert outcome.exit_code == 1
     assert [cell["method"] for cell in got["cells"]] == ["local"]
     assert got["failed"] == [
-        {"method": "broken", "options": {}, "attack": "none", "rule": "mean", "seed": 0,
-         "error": "the server lost its mind", "run": ANY}
-    ]  # fmt: skip
+        {
+            "method": "broken",
+            "options": {},
+            "attack": "none",
+            "rule": "mean",
+            "seed": 0,
+            "error": "the server lost its mind",
+            "run": ANY,
+        }
+    ]
     assert got["failed"][0]["run"].startswith("broken-")
 
 
@@ -223,13 +242,20 @@ def test_compare_json() -> None:
     sets = ["--set", "ditto.lam=0.1", "--set", "mu=1"]
     got = answer("compare", "fedavg", "ditto", "fedprox", *TINY, "--seeds", "2", *sets)
     assert [(c["method"], c["seed"]) for c in got["cells"]] == [
-        ("fedavg", 0), ("ditto", 0), ("fedprox", 0), ("fedavg", 1), ("ditto", 1), ("fedprox", 1)
-    ]  # fmt: skip
+        ("fedavg", 0),
+        ("ditto", 0),
+        ("fedprox", 0),
+        ("fedavg", 1),
+        ("ditto", 1),
+        ("fedprox", 1),
+    ]
     options = {c["method"]: c["options"] for c in got["cells"]}
     assert options == {"fedavg": {}, "ditto": {"lam": 0.1, "output": "personal"}, "fedprox": {"mu": 1.0}}
     assert [(row["method"], row["seeds"]) for row in got["table"]] == [
-        ("fedavg", [0, 1]), ("ditto", [0, 1]), ("fedprox", [0, 1])
-    ]  # fmt: skip
+        ("fedavg", [0, 1]),
+        ("ditto", [0, 1]),
+        ("fedprox", [0, 1]),
+    ]
     assert len({c["split"] for c in got["cells"]}) == 2
     assert got["failed"] == []
 
@@ -258,7 +284,7 @@ def test_compare_takes_settings_from_a_file(tmp_path: Path) -> None:
 
 
 def test_the_data_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedkin import rounds
+    from fedkin.rounds import job as rounds
 
     reads: list[str] = []
     real = rounds.load
@@ -335,7 +361,7 @@ def test_wrong_attacks_are_refused_before_the_data_are_read(monkeypatch: pytest.
     def never(*_: Any) -> None:
         raise AssertionError("data were read")
 
-    monkeypatch.setattr("fedkin.rounds.load", never)
+    monkeypatch.setattr("fedkin.rounds.job.load", never)
     for command in (["run", "fedavg"], ["compare", "fedavg", "local"]):
         for wrong in (["--attack", "lie:zz=1"], ["--attack", "imp"], ["--rule", "krum:f=1"], ["--rule", "mediam"]):
             refused(2, *command, *wrong)
@@ -368,9 +394,13 @@ def test_run_says_who_attacked_and_who_was_found() -> None:
     assert (got["attack"], got["rule"], len(got["malicious"])) == ("ipm", "multi-krum", 3)
     assert got["detection"] == {"accuracy": 1.0, "false_positive": 0.0, "false_negative": 0.0}
     assert got["left_out"] == {str(c): {"rounds": 2, "of": 2} for c in got["malicious"]}
-    for word in ("accuracy of 7 benign clients", "attackers see all updates", "left out",
-                 *(f"client-{c}* 2/2" for c in got["malicious"]),
-                 "accuracy 100.00 %, false positives 0.00 % of the benign, false negatives 0.00 % of the"):  # fmt: skip
+    for word in (
+        "accuracy of 7 benign clients",
+        "attackers see all updates",
+        "left out",
+        *(f"client-{c}* 2/2" for c in got["malicious"]),
+        "accuracy 100.00 %, false positives 0.00 % of the benign, false negatives 0.00 % of the",
+    ):
         assert word in outcome.stdout
 
 
@@ -443,8 +473,14 @@ def test_compare_under_one_attack_keeps_the_table() -> None:
 
 @pytest.mark.parametrize(
     ("command", "registry"),
-    [("methods", METHODS), ("attacks", ATTACKS), ("rules", RULES), ("models", MODELS), ("datasets", SOURCES),
-     ("partitions", PARTITIONS)],
+    [
+        ("methods", METHODS),
+        ("attacks", ATTACKS),
+        ("rules", RULES),
+        ("models", MODELS),
+        ("datasets", SOURCES),
+        ("partitions", PARTITIONS),
+    ],
 )
 def test_lists_are_complete(command: str, registry: Any) -> None:
     shown = call(command)
@@ -546,8 +582,14 @@ def test_split_refuses_what_cannot_be() -> None:
 
 def program(*words: str, tmp: Path | None = None, **more: Any) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"TMPDIR": str(tmp)} if tmp else {})}
-    return subprocess.Popen([sys.executable, "-m", "fedkin", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True, env=environment, **more)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedkin", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **more,
+    )
 
 
 def test_version_and_exit_codes_of_the_program() -> None:
@@ -598,8 +640,13 @@ def test_every_command_shows_an_example(command: str) -> None:
 
 def test_numbers_for_people() -> None:
     assert [size(n) for n in (0, 999, 1234, 99_900, 3_500_000, 2e15)] == [
-        "0 B", "999 B", "1.2 kB", "99.9 kB", "3.5 MB", "2000.0 TB"
-    ]  # fmt: skip
+        "0 B",
+        "999 B",
+        "1.2 kB",
+        "99.9 kB",
+        "3.5 MB",
+        "2000.0 TB",
+    ]
     assert [seconds(s) for s in (1.25, 99.99, 125, 7320)] == ["1.2 s", "100.0 s", "2 min 05 s", "2 h 02 min"]
 
 

@@ -11,8 +11,8 @@ import torch
 from conformance import CHECKS
 from torch import Tensor
 
-from fedkin.cohort import Cohort
-from fedkin.federation import Clients, Federation, Reply
+from fedkin.core.cohort import Cohort
+from fedkin.core.federation import Clients, Federation, Reply
 from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
 from fedkin.methods.fedper import FedPer

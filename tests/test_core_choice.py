@@ -12,10 +12,10 @@ from reference import Bench, distance
 from test_core_training import RAGGED, Branching, Small
 
 import fedkin.compute.choice as choice
+from fedkin.compute.backends import WAYS, Work, candidates, choose, cores
 from fedkin.compute.choice import Chooser, cache_file
 from fedkin.compute.losses import cross_entropy
 from fedkin.compute.optim import SGD, Adam, Moments
-from fedkin.compute.ways import WAYS, Work, candidates, choose, cores
 from fedkin.errors import UsageError
 
 
@@ -34,8 +34,17 @@ def bench_of(chooser: Chooser, model: type = Small, shape: tuple[int, ...] = (2,
 
 def work_of(bench: Bench, **more) -> Work:
     names = tuple(s.name for s in bench.layout.slots if s.kind != "buffer")
-    return Work(bench.site.forward, bench.layout, bench.starts(), np.arange(len(RAGGED)), bench.source, bench.plan(),
-                bench.opt, names, **more)  # fmt: skip
+    return Work(
+        bench.site.forward,
+        bench.layout,
+        bench.starts(),
+        np.arange(len(RAGGED)),
+        bench.source,
+        bench.plan(),
+        bench.opt,
+        names,
+        **more,
+    )
 
 
 def test_the_choice_is_measured_once_and_remembered(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +157,7 @@ def test_choosing_leaves_the_work_alone() -> None:
 def test_the_fastest_way_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
-    import fedkin.compute.ways as ways
+    import fedkin.compute.backends as ways
 
     for fast in ("each", "batched"):
         monkeypatch.setattr(ways, "run_way", lambda way, work, fast=fast: time.sleep(0.001 if way == fast else 0.05))

@@ -11,10 +11,10 @@ import torch
 from conformance import Network, finished, job_of
 from torch import Tensor
 
-import fedkin.federation
+import fedkin.core.federation
+from fedkin.compute.layout import Layout
+from fedkin.core.federation import Answer, Clients, Each, Faults, Federation, Masked, each, gate, weighted_mean
 from fedkin.errors import FedKinError
-from fedkin.federation import Answer, Clients, Each, Faults, Federation, Masked, each, gate, weighted_mean
-from fedkin.layout import Layout
 
 SAMPLES = np.array([10, 20, 30, 40, 50])
 
@@ -196,9 +196,10 @@ def test_not_finite_replies_are_failures() -> None:
     fed = Federation(Recorder(lambda ids: {"x": values}), np.ones(4))
     assert list(fed.ask(fed.all, train).clients) == [0]
     assert {f.client: f.reason for f in fed.failures} == {
-        1: "'x' has 1 values that are not finite", 2: "'x' has 1 values that are not finite",
+        1: "'x' has 1 values that are not finite",
+        2: "'x' has 1 values that are not finite",
         3: "'x' has 2 values that are not finite",
-    }  # fmt: skip
+    }
 
 
 def test_a_method_can_ask_who_sent_what_is_not_finite() -> None:
@@ -232,17 +233,22 @@ def test_large_finite_numbers_are_no_failure() -> None:
 
 def test_odd_replies_are_failures_and_say_how() -> None:
     odd = {
-        2: {"x": torch.zeros(4)}, 3: {"y": torch.zeros(3)}, 4: {"x": torch.zeros(3, dtype=torch.int64)}, 5: {},
-    }  # fmt: skip
+        2: {"x": torch.zeros(4)},
+        3: {"y": torch.zeros(3)},
+        4: {"x": torch.zeros(3, dtype=torch.int64)},
+        5: {},
+    }
     answer = Answer(np.arange(2), {"x": torch.zeros(2, 3)}, odd=odd)
     assert gate(answer)[1] == {
-        2: "'x' has shape [4] instead of [3]", 3: "sent ['y'] instead of ['x']",
-        4: "'x' is torch.int64 instead of torch.float32", 5: "sent [] instead of ['x']",
-    }  # fmt: skip
+        2: "'x' has shape [4] instead of [3]",
+        3: "sent ['y'] instead of ['x']",
+        4: "'x' is torch.int64 instead of torch.float32",
+        5: "sent [] instead of ['x']",
+    }
 
 
 def test_a_reply_above_the_limit_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedkin.federation, "MAX_REPLY_BYTES", 8)
+    monkeypatch.setattr(fedkin.core.federation, "MAX_REPLY_BYTES", 8)
     assert "more than the limit of 8" in gate(Answer(np.arange(1), {"x": torch.zeros(1, 3)}))[1][0]
     assert gate(Answer(np.arange(1), {"x": torch.zeros(1, 2)}))[1] == {}
 

@@ -12,10 +12,10 @@ from torch import nn
 from torch.func import functional_call
 
 from fedkin.compute import convolutions, kernels
+from fedkin.compute.backends import matmul_precision
+from fedkin.compute.layout import Layout
 from fedkin.compute.optim import SGD, Adam, Pull, update
 from fedkin.compute.program import Context, Program
-from fedkin.compute.ways import matmul_precision
-from fedkin.layout import Layout
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 here = pytest.mark.skipif(
@@ -131,12 +131,17 @@ def test_a_step_is_the_update_row_by_row(opt, pull, mask, gate):
         if on is not None and not on[r]:
             continue
         update(
-            opt, [p[r] for p in expected], [g[r] for g in grads], [[t[r] for t in b] for b in remembered],
-            float(taken[r]), Pull([float(mu[r])] * 3, [a[r] for a in anchors]) if pull else None,
+            opt,
+            [p[r] for p in expected],
+            [g[r] for g in grads],
+            [[t[r] for t in b] for b in remembered],
+            float(taken[r]),
+            Pull([float(mu[r])] * 3, [a[r] for a in anchors]) if pull else None,
             [m[r] for m in masks] if mask else None,
-        )  # fmt: skip
-    kernels.step(opt, params, grads, memory, taken, mu if pull else None, anchors if pull else None,
-                 masks if mask else None, on)  # fmt: skip
+        )
+    kernels.step(
+        opt, params, grads, memory, taken, mu if pull else None, anchors if pull else None, masks if mask else None, on
+    )
     for a, b in zip([*params, *itertools.chain(*memory)], [*expected, *itertools.chain(*remembered)], strict=True):
         assert torch.allclose(a, b, atol=1e-5, rtol=1e-4)
 
@@ -199,8 +204,9 @@ def test_convolutions_of_many_rows(channels, size, kernel, stride, padding, last
     found = convolutions.convolve(x, w, stride, padding)
     right = torch.cat([F.conv2d(x[3 * r : 3 * r + 3], w[r], None, stride, padding) for r in range(4)])
     g = torch.randn_like(right)
-    for a, b in zip([found, *torch.autograd.grad(found, (x, w), g)],
-                    [right, *torch.autograd.grad(right, (x, w), g)], strict=True):  # fmt: skip
+    for a, b in zip(
+        [found, *torch.autograd.grad(found, (x, w), g)], [right, *torch.autograd.grad(right, (x, w), g)], strict=True
+    ):
         assert a.shape == b.shape
         assert (a - b).norm() <= 2e-3 * b.norm()
 
@@ -214,9 +220,14 @@ def test_a_network_of_many_rows_takes_these_convolutions(monkeypatch, bias, smoo
     torch.manual_seed(6)
     bend, pool = (nn.Tanh, nn.AvgPool2d) if smooth else (nn.ReLU, nn.MaxPool2d)
     net = nn.Sequential(
-        nn.Conv2d(3, 8, 3, bias=bias), bend(), pool(2), nn.Conv2d(8, 6, 3, stride=2, padding=1, bias=bias),
-        bend(), nn.Flatten(), nn.Linear(24, 4),
-    ).to(DEVICE)  # fmt: skip
+        nn.Conv2d(3, 8, 3, bias=bias),
+        bend(),
+        pool(2),
+        nn.Conv2d(8, 6, 3, stride=2, padding=1, bias=bias),
+        bend(),
+        nn.Flatten(),
+        nn.Linear(24, 4),
+    ).to(DEVICE)
     used = []
     real = convolutions.convolve
     monkeypatch.setattr(convolutions, "convolve", lambda *given: used.append(given[1].shape) or real(*given))

@@ -9,10 +9,10 @@ from reference import Bench, digits, numbers, parts_of
 from test_core_training import RAGGED, BatchNormed, Branching, Small, TiedWeights
 from torch import Tensor, nn
 
-import fedkin.cohort
-from fedkin.cohort import Keep
+import fedkin.core.cohort
+from fedkin.compute.backends import Work, run_way
 from fedkin.compute.losses import align, cross_entropy
-from fedkin.compute.ways import Work, run_way
+from fedkin.core.cohort import Keep
 from fedkin.errors import DataError, UsageError
 
 NETWORKS = {
@@ -81,10 +81,10 @@ def test_many_clients_in_one_pass_measure_the_same(name: str, at_once: int, monk
         passes.append(way)
         return run_way("batched", work)
 
-    monkeypatch.setattr(fedkin.cohort, "run_way", batched)
-    monkeypatch.setattr(fedkin.cohort, "EVALUATE_TOGETHER", at_once)
-    monkeypatch.setattr(fedkin.cohort, "EVALUATE", 5)
-    monkeypatch.setattr(fedkin.cohort.Cohort, "_together", lambda self: True)
+    monkeypatch.setattr(fedkin.core.cohort, "run_way", batched)
+    monkeypatch.setattr(fedkin.core.cohort, "EVALUATE_TOGETHER", at_once)
+    monkeypatch.setattr(fedkin.core.cohort, "EVALUATE", 5)
+    monkeypatch.setattr(fedkin.core.cohort.Cohort, "_together", lambda self: True)
     together = cohort.evaluate(start, "train")
     assert torch.equal(together.correct, scores.correct)
     assert torch.equal(together.count, scores.count)
@@ -146,7 +146,7 @@ def test_prototypes_are_mean_features_of_each_class(clip: float | None) -> None:
 
 @networks
 def test_loss_is_the_mean_over_samples_in_evaluation_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedkin.cohort, "EVALUATE", 4 if name != "control-flow" else 512)  # uneven pieces
+    monkeypatch.setattr(fedkin.core.cohort, "EVALUATE", 4 if name != "control-flow" else 512)  # uneven pieces
     bench = bench_of(name)
     start = bench.starts()
     found = bench.cohort().loss(start)
@@ -170,7 +170,7 @@ def test_loss_adds_its_terms_each_with_the_clients_own_share() -> None:
 
 @networks
 def test_evaluation_counts_hits_per_class(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedkin.cohort, "EVALUATE", 4 if name != "control-flow" else 512)
+    monkeypatch.setattr(fedkin.core.cohort, "EVALUATE", 4 if name != "control-flow" else 512)
     bench = bench_of(name)
     start = bench.starts()
     scores = bench.cohort().evaluate(start, "train")

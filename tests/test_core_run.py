@@ -20,7 +20,7 @@ from fedkin.config import make_config
 from fedkin.data import Dataset, Split
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import Method
-from fedkin.rounds import Accuracy, Job, pick_device, pick_precision, prepare, run_config
+from fedkin.rounds.job import Accuracy, Job, pick_device, pick_precision, prepare, run_config
 
 # ---------------------------------------------------------------- evaluation, by hand
 
@@ -77,8 +77,11 @@ def test_accuracies_are_those_worked_out_by_hand() -> None:
     assert [c.accuracy for c in result.per_client[:3]] == pytest.approx([75, 50, 100])
     assert math.isnan(result.per_client[3].accuracy)  # no test samples: no accuracy, and in no mean
     assert [(c.correct, c.test_samples, c.train_samples) for c in result.per_client] == [
-        (3, 4, 1), (1, 2, 1), (10, 10, 1), (0, 0, 1),
-    ]  # fmt: skip
+        (3, 4, 1),
+        (1, 2, 1),
+        (10, 10, 1),
+        (0, 0, 1),
+    ]
     hit, miss = math.log(1 + math.exp(-1)), math.log(1 + math.exp(1))
     losses = [(3 * hit + miss) / 4, (hit + miss) / 2, hit]
     assert [c.loss for c in result.per_client[:3]] == pytest.approx(losses, rel=1e-5)
@@ -111,8 +114,12 @@ def test_evaluation_happens_every_so_often_and_at_the_end() -> None:
 
 
 def test_accuracy_may_be_watched_for_some_clients_only() -> None:
-    job = prepare(make_config({"rounds": 1, "device": "cpu", "init": "given"}), method=Still, model=echo(),
-                  data=judged([3, 1, 10, 0], [1, 1, 0, 0]))  # fmt: skip
+    job = prepare(
+        make_config({"rounds": 1, "device": "cpu", "init": "given"}),
+        method=Still,
+        model=echo(),
+        data=judged([3, 1, 10, 0], [1, 1, 0, 0]),
+    )
     job.watched = job.fed.all[[0, 1]]
     assert job.advance().accuracy.micro == pytest.approx(100 * 4 / 6)
 
@@ -179,8 +186,17 @@ def test_a_personal_model_is_an_ordinary_module() -> None:
 # ---------------------------------------------------------------- the papers' rounds, by hand
 
 
-def trained(job: Job, start: nn.Module, client: int, *, fit: int = 1, round: int = 0, stream: str = "train", epochs=1,
-            **how: Any) -> nn.Module:  # fmt: skip
+def trained(
+    job: Job,
+    start: nn.Module,
+    client: int,
+    *,
+    fit: int = 1,
+    round: int = 0,
+    stream: str = "train",
+    epochs=1,
+    **how: Any,
+) -> nn.Module:
     """A copy of `start` after the plain loop over this client's batches."""
     site, module = job.site, copy.deepcopy(start)
     part = site.parts["train"][client]
@@ -400,8 +416,9 @@ def test_users_bring_clients_networks_and_methods() -> None:
 
 
 def test_comparisons_summarise_over_seeds() -> None:
-    results, rows = fk.compare(["fedavg", "local"], seeds=2, rounds=1, clients=5, epochs=1, device="cpu", way="each",
-                               samples_per_client=20)  # fmt: skip
+    results, rows = fk.compare(
+        ["fedavg", "local"], seeds=2, rounds=1, clients=5, epochs=1, device="cpu", way="each", samples_per_client=20
+    )
     assert [(r.method, r.seed) for r in results] == [("fedavg", 0), ("fedavg", 1), ("local", 0), ("local", 1)]
     assert [r["method"] for r in rows] == ["fedavg", "local"]
     macro = [r.accuracy.macro for r in results[:2]]

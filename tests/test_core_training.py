@@ -20,13 +20,13 @@ from reference import (
 )
 from torch import Tensor, nn
 
-from fedkin.cohort import Model
 from fedkin.compute.batches import plan
+from fedkin.compute.layout import Layout
 from fedkin.compute.losses import Term, align, cross_entropy, guide
 from fedkin.compute.optim import SGD, Adam, Moments
 from fedkin.compute.program import Opaque, Program, trace
+from fedkin.core.cohort import Model
 from fedkin.errors import DataError, UsageError
-from fedkin.layout import Layout
 from fedkin.models import build
 
 CLOSE = 1e-4  # |found - expected| / |expected - start|
@@ -41,9 +41,15 @@ class Small(nn.Module):
     def __init__(self, classes: int = 3) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, stride=2, bias=False),
-            nn.Identity(), nn.Flatten(), nn.Linear(4, 6), nn.ReLU(),
-        )  # fmt: skip
+            nn.Conv2d(2, 4, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 4, 3, stride=2, bias=False),
+            nn.Identity(),
+            nn.Flatten(),
+            nn.Linear(4, 6),
+            nn.ReLU(),
+        )
         self.head = nn.Linear(6, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -254,8 +260,9 @@ def test_guidance_is_the_divergence_from_a_frozen_classifier(way: str, tape: boo
 def test_a_term_follows_its_client_when_several_models_train(way: str, tape: bool) -> None:
     bench = small_bench(way=way, tape=tape)
     scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    term = Term("scaled", lambda out, y, given: out.features.square().mean(-1) * given["scale"][:, None],
-                {"scale": scale})  # fmt: skip
+    term = Term(
+        "scaled", lambda out, y, given: out.features.square().mean(-1) * given["scale"][:, None], {"scale": scale}
+    )
 
     def loss_of(k: int):
         return lambda features, logits, y: plain_loss(features, logits, y) + scale[k] * features.square().mean()
@@ -543,9 +550,10 @@ def test_dropout_keeps_the_share_it_says() -> None:
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize(
-    "make", [lambda: Dropping(branch=True), lambda: Dropping(nn.AlphaDropout), FunctionalDropping],
+    "make",
+    [lambda: Dropping(branch=True), lambda: Dropping(nn.AlphaDropout), FunctionalDropping],
     ids=["control-flow", "alpha-dropout", "functional"],
-)  # fmt: skip
+)
 def test_noise_that_no_seed_could_repeat_is_refused(make, mode: str) -> None:
     model = make().train(mode == "train")
     with pytest.raises(UsageError, match=r"nn\.Dropout"):

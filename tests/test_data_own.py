@@ -57,16 +57,23 @@ def test_pictures_and_tokens():
         from_arrays([(np.ones((4, 6), int), np.zeros(4, int))], vocabulary=1)
 
 
-@pytest.mark.parametrize(("clients", "error", "message"), [
-    ([], UsageError, "no clients"),
-    ([client(3), client(3, width=2)], DataError, r"'client-0' has float32 samples of shape \(3,\).*'client-1'.*\(2,\)"),
-    ([client(3), (np.zeros((0, 3)), np.zeros(0, int))], DataError, "client 'client-1' has no samples"),
-    ([(np.zeros((3, 2)), np.zeros(2, int))], DataError, "client 'client-0': 3 samples, but labels"),
-    ([(np.zeros(3),)], UsageError, "has 1 arrays"),
-    ([client(3), client(3, ("a",))], DataError, "numbers and with words"),
-    ([client(3, (0.5, 1))], DataError, "label 0.5 is not a class"),
-    ([(np.array([["a"]]), np.zeros(1, int))], DataError, "client 'client-0': samples of type"),
-])
+@pytest.mark.parametrize(
+    ("clients", "error", "message"),
+    [
+        ([], UsageError, "no clients"),
+        (
+            [client(3), client(3, width=2)],
+            DataError,
+            r"'client-0' has float32 samples of shape \(3,\).*'client-1'.*\(2,\)",
+        ),
+        ([client(3), (np.zeros((0, 3)), np.zeros(0, int))], DataError, "client 'client-1' has no samples"),
+        ([(np.zeros((3, 2)), np.zeros(2, int))], DataError, "client 'client-0': 3 samples, but labels"),
+        ([(np.zeros(3),)], UsageError, "has 1 arrays"),
+        ([client(3), client(3, ("a",))], DataError, "numbers and with words"),
+        ([client(3, (0.5, 1))], DataError, "label 0.5 is not a class"),
+        ([(np.array([["a"]]), np.zeros(1, int))], DataError, "client 'client-0': samples of type"),
+    ],
+)
 def test_what_is_wrong_is_said_with_the_client(clients, error, message):
     with pytest.raises(error, match=message):
         from_arrays(clients)
@@ -95,14 +102,17 @@ def test_numbers_as_labels_in_csv_sort_as_numbers(tmp_path):
     assert dataset.class_names == ("9", "10")
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("a,b\n1,2\n", "expected a column 'label', found a, b"),
-    ("a,label\n1\n", "expected 2 columns, found 1 in row 2"),
-    ("a,label\nx,1\n", "column 'a' is not numeric"),
-    ("label\n1\n", "at least one column"),
-    ("a,label\n", "client 'c' has no samples"),
-    ("", "expected a column 'label', found nothing"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "expected a column 'label', found a, b"),
+        ("a,label\n1\n", "expected 2 columns, found 1 in row 2"),
+        ("a,label\nx,1\n", "column 'a' is not numeric"),
+        ("label\n1\n", "at least one column"),
+        ("a,label\n", "client 'c' has no samples"),
+        ("", "expected a column 'label', found nothing"),
+    ],
+)
 def test_a_table_that_will_not_do(tmp_path, text, message):
     (tmp_path / "c.csv").write_text(text)
     with pytest.raises(DataError, match=message):
@@ -187,20 +197,23 @@ def test_frames_go_by_name_too():
 GOOD = "f0,f1,label\n1,2,0\n3,4,1\n"
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("f0,f2,label\n1,2,0\n", "b.csv: column 'f1' is missing, which .*a.csv has"),
-    ("f0,f1,f2,label\n1,2,3,0\n", "b.csv: column 'f2' is not in .*a.csv"),
-    ("f0,f0,label\n1,2,0\n", "b.csv: two columns are called 'f0'"),
-    (",f0,f1,label\n0,1,2,0\n", "b.csv: column 1 of 4 has no name"),
-    ("f0,f1,label\n1,2,0\n\n3,4,0.5\n", "b.csv: label 0.5 is not a class \\(row 4\\)"),
-    ("f0,f1,label\n1,2,0\n3,4,\n", "b.csv: no label in row 3 \\(''\\)"),
-    ("f0,f1,label\n1,2,cat\n3,4,None\n", "b.csv: no label in row 3 \\('None'\\)"),
-    ("f0,f1,label\n1,2,nan\n3,4,1\n", "b.csv: no label in row 2"),
-    ("f0,f1,label\n1,2,0\n3,,1\n", "b.csv: column 'f1' has no value in row 3"),
-    ("f0,f1,label\n1,nan,0\n3,4,1\n", "b.csv: column 'f1' holds a value that is missing or not finite in row 2"),
-    ("f0,f1,label\n1,2,0\n3,1e99,1\n", "b.csv: column 'f1' holds a value that is missing or not finite in row 3"),
-    ("f0,f1,label\n1,2,0\n3,red,1\n", "b.csv: column 'f1' is not numeric \\(row 3: 'red'\\)"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("f0,f2,label\n1,2,0\n", "b.csv: column 'f1' is missing, which .*a.csv has"),
+        ("f0,f1,f2,label\n1,2,3,0\n", "b.csv: column 'f2' is not in .*a.csv"),
+        ("f0,f0,label\n1,2,0\n", "b.csv: two columns are called 'f0'"),
+        (",f0,f1,label\n0,1,2,0\n", "b.csv: column 1 of 4 has no name"),
+        ("f0,f1,label\n1,2,0\n\n3,4,0.5\n", "b.csv: label 0.5 is not a class \\(row 4\\)"),
+        ("f0,f1,label\n1,2,0\n3,4,\n", "b.csv: no label in row 3 \\(''\\)"),
+        ("f0,f1,label\n1,2,cat\n3,4,None\n", "b.csv: no label in row 3 \\('None'\\)"),
+        ("f0,f1,label\n1,2,nan\n3,4,1\n", "b.csv: no label in row 2"),
+        ("f0,f1,label\n1,2,0\n3,,1\n", "b.csv: column 'f1' has no value in row 3"),
+        ("f0,f1,label\n1,nan,0\n3,4,1\n", "b.csv: column 'f1' holds a value that is missing or not finite in row 2"),
+        ("f0,f1,label\n1,2,0\n3,1e99,1\n", "b.csv: column 'f1' holds a value that is missing or not finite in row 3"),
+        ("f0,f1,label\n1,2,0\n3,red,1\n", "b.csv: column 'f1' is not numeric \\(row 3: 'red'\\)"),
+    ],
+)
 def test_what_is_wrong_in_a_table_is_said_with_file_and_row(tmp_path, text, message):
     (tmp_path / "a.csv").write_text(GOOD)
     (tmp_path / "b.csv").write_text(text)
@@ -259,13 +272,16 @@ def test_files_that_may_not_be_read_are_named(tmp_path, monkeypatch):
         from_folder(tmp_path)
 
 
-@pytest.mark.parametrize(("clients", "message"), [
-    ((c for c in [client(3)]), "come as a generator: give a list"),
-    ([{"image": [1], "label": [0]}], "is a dictionary with 'image', 'label': give"),
-    ([np.zeros((2, 5))], "is a single ndarray: give"),
-    ([([[1], [1, 2]], [0, 1])], "does not become an array"),
-    ([[]], "has 0 arrays"),
-])
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ((c for c in [client(3)]), "come as a generator: give a list"),
+        ([{"image": [1], "label": [0]}], "is a dictionary with 'image', 'label': give"),
+        ([np.zeros((2, 5))], "is a single ndarray: give"),
+        ([([[1], [1, 2]], [0, 1])], "does not become an array"),
+        ([[]], "has 0 arrays"),
+    ],
+)
 def test_objects_that_will_not_do_say_what_would(clients, message):
     with pytest.raises((DataError, UsageError), match=message):
         from_arrays(clients)

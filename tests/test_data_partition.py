@@ -28,9 +28,15 @@ CHARACTERS = "0123456789abcdefghijABCDEFGHIJ"
 def toy(per_class=40, classes=10, users=7, official=True, names=None):
     y = np.tile(np.arange(classes), per_class)
     n = len(y)
-    return Dataset("toy", np.arange(2 * n, dtype=np.float32).reshape(n, 2), y, classes,
-                   class_names=tuple(names or map(str, range(classes))), user=np.arange(n) % users + 100,
-                   official_test=(np.arange(n) >= n * 3 // 4) if official else None)
+    return Dataset(
+        "toy",
+        np.arange(2 * n, dtype=np.float32).reshape(n, 2),
+        y,
+        classes,
+        class_names=tuple(names or map(str, range(classes))),
+        user=np.arange(n) % users + 100,
+        official_test=(np.arange(n) >= n * 3 // 4) if official else None,
+    )
 
 
 def everything(split: Split):
@@ -42,6 +48,7 @@ def class_sets(split: Split, dataset: Dataset):
 
 
 # --- pathological: PFLlib's "pat" ------------------------------------------------------------------------------------
+
 
 def test_pathological_makes_blocks_of_four():
     data = toy()
@@ -83,6 +90,7 @@ def test_pathological_that_leaves_a_class_to_nobody_is_refused():
 
 # --- dirichlet: PFLlib's "dir" ---------------------------------------------------------------------------------------
 
+
 def test_dirichlet_follows_the_recipe_step_by_step():
     """The slow, obvious loop of the recipe, on the same stream, gives the same counts."""
     data, clients, alpha = toy(per_class=60), 5, 0.5
@@ -119,6 +127,7 @@ def test_dirichlet_gives_up_with_a_reason():
 
 
 # --- shards, groups, natural, iid ------------------------------------------------------------------------------------
+
 
 def test_shards_keep_the_bound_and_test_on_the_same_classes():
     data = toy(per_class=40)  # 30 rows of a class to train, 10 to test; 20 clients: 4 shards per class
@@ -192,6 +201,7 @@ def test_iid_is_even():
 
 # --- sizes and parts -------------------------------------------------------------------------------------------------
 
+
 def test_fedcap_gets_300_samples_per_client():
     data = toy(per_class=2000)
     split = make_split(data, 20, "pathological:2", seed=0, samples_per_client=300)
@@ -248,8 +258,21 @@ def test_global_random_state_has_no_influence():
 
 # --- what is refused -------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("spec", ["iid:3", "pathological", "pathological:x", "pathological:2:odd", "shards:1:2:3:4",
-                                  "dirichlet:", "dirichlet:1:2:3", "groups:a", "natural:2"])
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "iid:3",
+        "pathological",
+        "pathological:x",
+        "pathological:2:odd",
+        "shards:1:2:3:4",
+        "dirichlet:",
+        "dirichlet:1:2:3",
+        "groups:a",
+        "natural:2",
+    ],
+)
 def test_a_bad_spec_names_the_form(spec):
     form = PARTITIONS[spec.split(":")[0]].form
     with pytest.raises(UsageError) as caught:
@@ -263,15 +286,28 @@ def test_unknown_partition_suggests_the_nearest():
         parse_partition("dirichle:0.1")
 
 
-@pytest.mark.parametrize("spec", ["dirichlet:0", "dirichlet:-1", "dirichlet:nan", "pathological:0", "shards:2:0",
-                                  "groups:0"])
+@pytest.mark.parametrize(
+    "spec", ["dirichlet:0", "dirichlet:-1", "dirichlet:nan", "pathological:0", "shards:2:0", "groups:0"]
+)
 def test_values_out_of_range_are_named(spec):
     with pytest.raises(UsageError):
         parse_partition(spec)
 
 
-@pytest.mark.parametrize("spec", ["iid", "pathological:2", "pathological:2:unbalanced:shuffled", "shards:2:50:100",
-                                  "shards:2", "dirichlet:0.1", "dirichlet:0.1:5", "groups:0.8", "natural"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "iid",
+        "pathological:2",
+        "pathological:2:unbalanced:shuffled",
+        "shards:2:50:100",
+        "shards:2",
+        "dirichlet:0.1",
+        "dirichlet:0.1:5",
+        "groups:0.8",
+        "natural",
+    ],
+)
 def test_a_partition_prints_as_it_is_written(spec):
     assert str(parse_partition(spec)) == spec
     assert parse_partition(parse_partition(spec)) == parse_partition(spec)
@@ -301,11 +337,29 @@ def test_requests_that_cannot_be_met_say_why():
 
 # --- what holds for all ----------------------------------------------------------------------------------------------
 
+
 @settings(max_examples=60, deadline=None)
-@given(spec=st.sampled_from(["iid", "pathological:2", "pathological:5:unbalanced", "pathological:2:shuffled",
-                             "shards:2", "shards:3:4:2", "dirichlet:0.5:1", "dirichlet:10", "groups:0.7", "natural"]),
-       clients=st.integers(1, 24), seed=st.integers(0, 2**32), validation=st.sampled_from([0.0, 0.3]),
-       cap=st.sampled_from([None, 7]), skew=st.sampled_from([None, 1.0]))
+@given(
+    spec=st.sampled_from(
+        [
+            "iid",
+            "pathological:2",
+            "pathological:5:unbalanced",
+            "pathological:2:shuffled",
+            "shards:2",
+            "shards:3:4:2",
+            "dirichlet:0.5:1",
+            "dirichlet:10",
+            "groups:0.7",
+            "natural",
+        ]
+    ),
+    clients=st.integers(1, 24),
+    seed=st.integers(0, 2**32),
+    validation=st.sampled_from([0.0, 0.3]),
+    cap=st.sampled_from([None, 7]),
+    skew=st.sampled_from([None, 1.0]),
+)
 def test_rows_are_disjoint_everybody_trains_and_the_seed_decides(spec, clients, seed, validation, cap, skew):
     data = toy(per_class=100, classes=6, users=24, names="01abAB")
     options = {"validation_share": validation, "samples_per_client": cap, "quantity_skew": skew}

@@ -41,8 +41,19 @@ def write_mnist(folder, zipped=False, prefix="", parts=("train", "t10k"), shift=
 
 
 def test_every_source_can_be_listed_without_loading():
-    assert {"digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "wisdm", "wisdm51", "ucihar", "agnews",
-            "chars74k"} <= set(SOURCES)
+    assert {
+        "digits",
+        "mnist",
+        "fashion-mnist",
+        "emnist",
+        "cifar10",
+        "cifar100",
+        "wisdm",
+        "wisdm51",
+        "ucihar",
+        "agnews",
+        "chars74k",
+    } <= set(SOURCES)
     for name, entry in SOURCES.items():
         assert entry.name == name
         assert entry.about
@@ -60,8 +71,9 @@ def test_digits_are_always_there(tmp_path):
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST/raw"), ("fashion-mnist", "FashionMNIST/raw"),
-                                              ("fashion-mnist", "debian")])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "MNIST/raw"), ("fashion-mnist", "FashionMNIST/raw"), ("fashion-mnist", "debian")]
+)
 def test_idx_files(tmp_path, name, folder, zipped):
     x = write_mnist(tmp_path / folder, zipped)
     data = load(name, tmp_path, download=False)
@@ -109,13 +121,16 @@ def damage_longer(raw):
     return raw + b"0"
 
 
-@pytest.mark.parametrize(("damage", "message"), [
-    (damage_truncate, "expected 4720 bytes for shape \\(6, 28, 28\\), found 4710"),
-    (damage_longer, "expected 4720 bytes"),
-    (damage_magic, "expected an idx file"),
-    (lambda raw: b"", "expected an idx file"),
-    (lambda raw: raw[:9], "found 9"),
-])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_truncate, "expected 4720 bytes for shape \\(6, 28, 28\\), found 4710"),
+        (damage_longer, "expected 4720 bytes"),
+        (damage_magic, "expected an idx file"),
+        (lambda raw: b"", "expected an idx file"),
+        (lambda raw: raw[:9], "found 9"),
+    ],
+)
 def test_damaged_idx_files_are_named(tmp_path, damage, message):
     write_mnist(tmp_path / "MNIST/raw")
     file = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
@@ -183,10 +198,13 @@ def write_python_mkdir(path, x, labels):
 def test_python2_pickles_as_published_can_be_read(tmp_path):
     """Opcodes as Python 2's cPickle wrote them: byte strings, numpy.core.multiarray, no encode call."""
     x = np.arange(3072, dtype=np.uint8)[None]
-    raw = (b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85"
-           b"U\x01b\x87Rq\x05(K\x01K\x01M\x00\x0c\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNN"
-           b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T\x00\x0c\x00\x00"
-           + x.tobytes() + b"tbU\x06labelsq\x08]q\tK\x03au.")
+    raw = (
+        b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85"
+        b"U\x01b\x87Rq\x05(K\x01K\x01M\x00\x0c\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNN"
+        b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T\x00\x0c\x00\x00"
+        + x.tobytes()
+        + b"tbU\x06labelsq\x08]q\tK\x03au."
+    )
     for name in CIFAR10:
         (tmp_path / "cifar-10-batches-py").mkdir(exist_ok=True)
         (tmp_path / "cifar-10-batches-py" / name).write_bytes(raw)
@@ -237,8 +255,12 @@ class Attack:
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, protocol):
     mark = tmp_path / "owned"
-    attacks = (Attack(os.system, f"touch {mark}"), Attack(eval, f"open({str(mark)!r}, 'w')"),
-               Attack(open, str(mark), "w"), Attack(getattr, "a", "__class__"))
+    attacks = (
+        Attack(os.system, f"touch {mark}"),
+        Attack(eval, f"open({str(mark)!r}, 'w')"),
+        Attack(open, str(mark), "w"),
+        Attack(getattr, "a", "__class__"),
+    )
     for attack in attacks:
         file = tmp_path / "batch"
         file.write_bytes(pickle.dumps({b"data": attack}, protocol=protocol))
@@ -247,12 +269,21 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, protocol):
         assert not mark.exists()
 
 
-@pytest.mark.parametrize("raw", [
-    b"cbuiltins\nexec\n(S'1'\ntR.", b"\x80\x04\x8c\x05posix\x8c\x06system\x93.", b"(iposix\nsystem\n.",
-    b"cnumpy\nndarray.__class__\n.", b"c_codecs\nencode\n(Vabc\nVzip\ntR.",
-    b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\ndtype\n(K\x01tS'b'\ntR.",
-    b"\x80\x02Pid\n.", b"\x80\x02\x82\x01.", b"not a pickle", b"",
-])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"cbuiltins\nexec\n(S'1'\ntR.",
+        b"\x80\x04\x8c\x05posix\x8c\x06system\x93.",
+        b"(iposix\nsystem\n.",
+        b"cnumpy\nndarray.__class__\n.",
+        b"c_codecs\nencode\n(Vabc\nVzip\ntR.",
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\ndtype\n(K\x01tS'b'\ntR.",
+        b"\x80\x02Pid\n.",
+        b"\x80\x02\x82\x01.",
+        b"not a pickle",
+        b"",
+    ],
+)
 def test_other_tricks_and_damage_end_in_a_data_error(tmp_path, raw):
     (tmp_path / "batch").write_bytes(raw)
     with pytest.raises(DataError):
@@ -274,8 +305,9 @@ def test_wisdm_features_are_imputed_and_standardised(tmp_path):
     x = RNG.normal(5, 3, (40, 43)).astype(np.float32)
     x[0, 0], x[1, 0] = np.nan, np.nan
     x[:, 7] = 2
-    np.savez(tmp_path / "wisdm11.npz", x=x, y=np.arange(40) % 6, user=np.arange(40) % 4,
-             classes=np.array(list("abcdef")))
+    np.savez(
+        tmp_path / "wisdm11.npz", x=x, y=np.arange(40) % 6, user=np.arange(40) % 4, classes=np.array(list("abcdef"))
+    )
     data = load("wisdm", tmp_path)
     assert data.kind == "features"
     assert data.x[0, 0] == data.x[1, 0]
@@ -287,8 +319,13 @@ def test_wisdm_features_are_imputed_and_standardised(tmp_path):
 @pytest.mark.parametrize(("name", "shape"), [("wisdm51", (3, 200)), ("ucihar", (9, 128))])
 def test_series_get_a_height_of_one(tmp_path, name, shape):
     classes = SOURCES[name].classes
-    np.savez(tmp_path / f"{name}.npz", x=np.zeros((5, *shape), np.float32), y=np.arange(5, dtype=np.uint8),
-             user=np.arange(1, 6, dtype=np.uint16), classes=np.array([f"c{i}" for i in range(classes)]))
+    np.savez(
+        tmp_path / f"{name}.npz",
+        x=np.zeros((5, *shape), np.float32),
+        y=np.arange(5, dtype=np.uint8),
+        user=np.arange(1, 6, dtype=np.uint16),
+        classes=np.array([f"c{i}" for i in range(classes)]),
+    )
     data = load(name, tmp_path)
     assert data.shape == (shape[0], 1, shape[1]) == SOURCES[name].shape
     assert data.kind == "series"
@@ -350,8 +387,13 @@ def test_ucihar_as_published(tmp_path):
 
 
 def test_chars74k_says_what_it_stands_for(tmp_path):
-    np.savez(tmp_path / "chars74k.npz", x=np.zeros((3, 28, 28), np.uint8), y=np.arange(3), writer=np.arange(3),
-             classes=np.array(list(sources.CHARACTERS)))
+    np.savez(
+        tmp_path / "chars74k.npz",
+        x=np.zeros((3, 28, 28), np.uint8),
+        y=np.arange(3),
+        writer=np.arange(3),
+        classes=np.array(list(sources.CHARACTERS)),
+    )
     data = load("chars74k", tmp_path)
     assert data.shape == (1, 28, 28)
     assert data.note == "stands in for EMNIST"
@@ -360,7 +402,13 @@ def test_chars74k_says_what_it_stands_for(tmp_path):
 
 def test_words_and_vocabulary():
     assert words("Messier #39;s \\$1.35 &lt;b&gt; quot;Hello, World quot;") == [
-        "messier's", "1", "35", "b", "hello", "world"]
+        "messier's",
+        "1",
+        "35",
+        "b",
+        "hello",
+        "world",
+    ]
     ids = build_vocabulary([["b", "a", "a"], ["c", "b"]], 4)
     assert ids == {"a": 2, "b": 3}
     assert encode([["a", "c", "b"], []], ids, 2).tolist() == [[2, 1], [0, 0]]
@@ -432,20 +480,23 @@ def test_where_data_lie(monkeypatch, tmp_path):
     assert data_home(tmp_path / "argument") == tmp_path / "argument"
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"x": np.zeros((2, 3))}, "x is float64"),
-    ({"x": np.zeros((2, 3), np.uint8)}, "does not fit uint8"),
-    ({"x": np.zeros((0, 3), np.float32), "y": np.zeros(0, np.int64)}, "no samples"),
-    ({"x": np.full((2, 3), np.nan, np.float32)}, "not finite"),
-    ({"x": np.full((2, 3), 9)}, "vocabulary has 0"),
-    ({"y": np.zeros(3, np.int64)}, "2 samples need as many"),
-    ({"y": np.zeros(2)}, "found float64"),
-    ({"y": np.array([0, 5])}, r"label 5 is outside 0\.\.1"),
-    ({"y": np.array([-1, 0])}, "label -1 is outside"),
-    ({"class_names": ("a",)}, "1 class names"),
-    ({"user": np.zeros(5, np.int64)}, "column user"),
-    ({"std": 0.0}, "std is 0"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": np.zeros((2, 3))}, "x is float64"),
+        ({"x": np.zeros((2, 3), np.uint8)}, "does not fit uint8"),
+        ({"x": np.zeros((0, 3), np.float32), "y": np.zeros(0, np.int64)}, "no samples"),
+        ({"x": np.full((2, 3), np.nan, np.float32)}, "not finite"),
+        ({"x": np.full((2, 3), 9)}, "vocabulary has 0"),
+        ({"y": np.zeros(3, np.int64)}, "2 samples need as many"),
+        ({"y": np.zeros(2)}, "found float64"),
+        ({"y": np.array([0, 5])}, r"label 5 is outside 0\.\.1"),
+        ({"y": np.array([-1, 0])}, "label -1 is outside"),
+        ({"class_names": ("a",)}, "1 class names"),
+        ({"user": np.zeros(5, np.int64)}, "column user"),
+        ({"std": 0.0}, "std is 0"),
+    ],
+)
 def test_a_dataset_checks_itself(change, message):
     good = {"name": "toy", "x": np.zeros((2, 3), np.float32), "y": np.array([0, 1]), "classes": 2}
     assert len(Dataset(**good)) == 2

@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 import typer
 
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.config import make_config, read_toml
-from fedkin.deploy.model_file import load
-from fedkin.track.catalogue import Catalogue
+from fedkin.runs.catalogue import Catalogue
+from fedkin.use.model_file import load
 
 PAGE = (Path(__file__).parent.parent / "docs" / "deploy.md").read_text(encoding="utf-8")
 BLOCKS = [(kind.strip(), body) for kind, body in re.findall(r"^```([^\n]*)\n(.*?)^```", PAGE, re.M | re.S)]
@@ -90,8 +90,14 @@ class Machines:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
         path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
-        self.environment = {**os.environ, "PATH": path, "MACHINES": str(folder), "OMP_NUM_THREADS": "1",
-                            "FEDKIN_RUNS": "runs", "PYTHONUNBUFFERED": "1"}  # fmt: skip
+        self.environment = {
+            **os.environ,
+            "PATH": path,
+            "MACHINES": str(folder),
+            "OMP_NUM_THREADS": "1",
+            "FEDKIN_RUNS": "runs",
+            "PYTHONUNBUFFERED": "1",
+        }
 
     def run(self, machine: str, body: str) -> str:
         done = subprocess.run(**self._how(machine, body), capture_output=True, text=True, timeout=300)
@@ -108,8 +114,11 @@ class Machines:
         there = body.replace(f"--host {HOST}", "--host 127.0.0.1").replace(f"{HOST}:9092", f"127.0.0.1:{self.port}")
         if "fedkin server" in there:
             there = there.replace("--host 0.0.0.0", f"--host 127.0.0.1 --port {self.port}")
-        return {"args": ["bash", "-euc", there], "cwd": self.folder / machine,
-                "env": {**self.environment, "SITE": machine}}  # fmt: skip
+        return {
+            "args": ["bash", "-euc", there],
+            "cwd": self.folder / machine,
+            "env": {**self.environment, "SITE": machine},
+        }
 
     def log(self, machine: str) -> Path:
         return self.folder / machine / "log"

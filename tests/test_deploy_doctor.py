@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.config import make_config
-from fedkin.deploy import doctor, keys
+from fedkin.deploy import certificates as keys
+from fedkin.deploy import doctor
 from fedkin.deploy.doctor import Step, address, examine
 from fedkin.errors import UsageError
 
@@ -118,8 +119,10 @@ def test_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = keys.new_folder(tmp_path / "old", ["localhost"], ["siteA"], days=30)
     soon = keys.new_folder(tmp_path / "soon", ["localhost"], ["siteA"], days=50)
     monkeypatch.undo()
-    own = {name: steps(key=str(f / "sites/siteA.key"), ca=str(f / "ca.crt"))["site's certificate"]
-           for name, f in (("old", old), ("soon", soon))}  # fmt: skip
+    own = {
+        name: steps(key=str(f / "sites/siteA.key"), ca=str(f / "ca.crt"))["site's certificate"]
+        for name, f in (("old", old), ("soon", soon))
+    }
     assert (own["old"].state, own["soon"].state) == ("failed", "warning")
     assert "keys sign" in own["old"].fix
     with listening(secure(old)) as port:
@@ -177,9 +180,15 @@ def test_the_authoritys_file_is_no_certificate(folder: Path, tmp_path: Path, con
 
 @pytest.mark.parametrize(
     ("clock", "state", "words"),
-    [(0.0, "ok", "as the server's"), (-100.0, "ok", "ahead"), (-400.0, "warning", "ahead"), (250.0, "ok", "behind"),
-     (400.0, "warning", "behind"), (None, "skipped", "does not tell")],
-)  # fmt: skip
+    [
+        (0.0, "ok", "as the server's"),
+        (-100.0, "ok", "ahead"),
+        (-400.0, "warning", "ahead"),
+        (250.0, "ok", "behind"),
+        (400.0, "warning", "behind"),
+        (None, "skipped", "does not tell"),
+    ],
+)
 def test_clock(folder: Path, clock: float | None, state: str, words: str) -> None:
     with listening(secure(folder, clock)) as port:
         files = {"ca": str(folder / "ca.crt"), "key": str(folder / "sites/siteA.key")}
@@ -317,9 +326,18 @@ def test_command(folder: Path, data: Path, tmp_path: Path) -> None:
         assert "This site is ready." in fedkin(*files, *there, code=0)
         shown = json.loads(fedkin(*files, *there, "--json", code=0))
         assert shown["ready"]
-        assert [s["name"] for s in shown["steps"]] == ["packages", "data", "classes", "model", "key",
-                                                       "site's certificate", "network", "TLS", "certificate",
-                                                       "clock"]  # fmt: skip
+        assert [s["name"] for s in shown["steps"]] == [
+            "packages",
+            "data",
+            "classes",
+            "model",
+            "key",
+            "site's certificate",
+            "network",
+            "TLS",
+            "certificate",
+            "clock",
+        ]
     shown_now = fedkin(*files, *there, code=1)
     assert "failed   network" in shown_now
     assert "fix: is `fedkin server` running" in shown_now

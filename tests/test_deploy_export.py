@@ -16,16 +16,16 @@ from test_deploy_predict import SAMPLES, Own, card, network, samples
 from torch import nn
 from typer.testing import CliRunner
 
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.config import make_config
 from fedkin.data import from_arrays
-from fedkin.deploy import export
-from fedkin.deploy.model_file import Card, Personal, load, save
 from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.rounds import run_config
-from fedkin.track import checkpoint
-from fedkin.track.catalogue import Catalogue
-from fedkin.track.runs import start
+from fedkin.rounds.job import run_config
+from fedkin.runs import checkpoint
+from fedkin.runs.catalogue import Catalogue
+from fedkin.runs.start import start
+from fedkin.use import export
+from fedkin.use.model_file import Card, Personal, load, save
 
 QUICK = ("cnn-512", "harcnn", "fasttext")  # pixels, series, text; the others are slow to export
 
@@ -103,8 +103,16 @@ def test_which() -> None:
 # ---------------------------------------------------------------- from runs
 
 
-SMALL = {"method": "fedper", "data": "digits", "clients": 3, "rounds": 2, "epochs": 1, "partition": "iid",
-         "model": "mlp", "device": "cpu"}  # fmt: skip
+SMALL = {
+    "method": "fedper",
+    "data": "digits",
+    "clients": 3,
+    "rounds": 2,
+    "epochs": 1,
+    "partition": "iid",
+    "model": "mlp",
+    "device": "cpu",
+}
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +189,9 @@ def test_a_run_with_its_own_network_is_exported_from_python(tmp_path: Path) -> N
             out: torch.Tensor = self.head(x.flatten(1))
             return out
 
-    result = start(make_config({**SMALL, "model": None, "method": "ditto", "runs_dir": str(tmp_path / "runs")}),
-                   model=Flat())  # fmt: skip
+    result = start(
+        make_config({**SMALL, "model": None, "method": "ditto", "runs_dir": str(tmp_path / "runs")}), model=Flat()
+    )
     with pytest.raises(UsageError, match="model as Python objects"):
         export.export_run("last", "0", tmp_path / "out", ["safetensors"], tmp_path / "runs")
     own = Card(None, (1, 8, 8), 10, "uint8")

@@ -21,18 +21,18 @@ from typer.testing import CliRunner
 
 pytest.importorskip("cryptography")
 
-from fedkin.cli import app
+from fedkin.bench.network import measure
+from fedkin.cli import application as app
 from fedkin.config import Config, make_config
+from fedkin.core.federation import Answer
 from fedkin.data import load
+from fedkin.deploy.certificates import new_folder, revoke
 from fedkin.deploy.cluster import free_port, stop, write_experiment
-from fedkin.deploy.keys import new_folder, revoke
-from fedkin.deploy.measure import measure
-from fedkin.deploy.model_file import load as load_model
 from fedkin.deploy.server import Serving, run_server
-from fedkin.engines.flower import Terms
-from fedkin.federation import Answer
-from fedkin.rounds import Event, Listener, Result, RoundRecord, run_config
-from fedkin.track.folder import RunFolder
+from fedkin.engines.remote import Terms
+from fedkin.rounds.job import Event, Listener, Result, RoundRecord, run_config
+from fedkin.runs.folder import RunFolder
+from fedkin.use.model_file import load as load_model
 
 HERE = Path(__file__).parent
 FAMILIES = ["fedavg", "fedper", "ditto", "fedcap", "c-pfl", "fedpkda", "co-pfl"]
@@ -68,8 +68,13 @@ class Process:
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "300"}
         with open(log, "ab") as file:
-            self.popen = subprocess.Popen([sys.executable, *module, *words], stdin=subprocess.DEVNULL, stdout=file,
-                                          stderr=subprocess.STDOUT, env=environment)  # fmt: skip
+            self.popen = subprocess.Popen(
+                [sys.executable, *module, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -104,11 +109,29 @@ class Place:
         return self.processes[-1]
 
     def client_words(self, name: str, *more: str, key: Path | None = None) -> list[str]:
-        pair = ["--key", str(key or self.folder / "keys" / "sites" / f"{name}.key"), "--ca",
-                str(self.folder / "keys" / "ca.crt")]  # fmt: skip
-        return ["client", "--server", f"127.0.0.1:{self.port}", "--data", str(self.folder / "data" / f"{name}.npz"),
-                "--name", name, "--folder", str(self.folder / name), "--noise", "shared", "--device", "cpu",
-                *(["--insecure"] if self.insecure else pair), *more]  # fmt: skip
+        pair = [
+            "--key",
+            str(key or self.folder / "keys" / "sites" / f"{name}.key"),
+            "--ca",
+            str(self.folder / "keys" / "ca.crt"),
+        ]
+        return [
+            "client",
+            "--server",
+            f"127.0.0.1:{self.port}",
+            "--data",
+            str(self.folder / "data" / f"{name}.npz"),
+            "--name",
+            name,
+            "--folder",
+            str(self.folder / name),
+            "--noise",
+            "shared",
+            "--device",
+            "cpu",
+            *(["--insecure"] if self.insecure else pair),
+            *more,
+        ]
 
     def client(self, name: str, *more: str) -> Process:
         return self.start(self.client_words(name, *more), self.folder / f"{name}.log")
@@ -415,8 +438,14 @@ def test_one_dies_and_comes_back_one_lies_and_the_honest_have_good_models(place:
     assert {f.client for f in result.failures} == {1, 3}
     assert max(f.round for f in result.failures if f.client == 3) < 59, "it did not come back in time"
     for name in (n for n in here.names if n != liar):
-        words = ["predict", "--model", str(here.folder / name / "personal.safetensors"), "--data",
-                 str(here.folder / "data" / f"{name}.npz"), "--json"]  # fmt: skip
+        words = [
+            "predict",
+            "--model",
+            str(here.folder / name / "personal.safetensors"),
+            "--data",
+            str(here.folder / "data" / f"{name}.npz"),
+            "--json",
+        ]
         done = subprocess.run([sys.executable, "-m", "fedkin", *words], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["accuracy"] > 40, done.stdout  # chance: 10
@@ -438,8 +467,9 @@ def test_strangers_are_refused(place: Make) -> None:
         twin = here.start(words, here.folder / "twin.log")
         wrong = [str(other / "ca.crt") if w.endswith("ca.crt") else w for w in here.client_words("kyoto")]
         wrong_ca = here.start(wrong, here.folder / "wrong-ca.log")
-        foreign = here.start([w.replace("/keys/", "/other-keys/") for w in here.client_words("kyoto")],
-                             here.folder / "foreign.log")  # fmt: skip
+        foreign = here.start(
+            [w.replace("/keys/", "/other-keys/") for w in here.client_words("kyoto")], here.folder / "foreign.log"
+        )
         twin.wait_for("does not let this site in", 60)
         assert wrong_ca.ended(60) == 1
         assert "was not signed by" in wrong_ca.text()

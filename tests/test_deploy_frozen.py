@@ -13,8 +13,8 @@ pytest.importorskip("httpx")
 from test_deploy_worker import Told
 
 from fedkin.compute.program import frozen_digest
-from fedkin.deploy.model_file import load as load_model
 from fedkin.models import MODELS, ModelEntry
+from fedkin.use.model_file import load as load_model
 
 
 def half_frozen(shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:

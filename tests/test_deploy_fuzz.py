@@ -36,12 +36,12 @@ from test_deploy_transport import (
 from test_deploy_wire import hostile
 from test_deploy_worker import Told
 
+from fedkin.core.federation import Each, Masked
 from fedkin.deploy.link import Link
 from fedkin.deploy.node import Incoming, Node
 from fedkin.deploy.policy import Policy
 from fedkin.deploy.wire import MAGIC, WireError, pack, unpack
 from fedkin.errors import FedKinError
-from fedkin.federation import Each, Masked
 
 __all__ = ["folder", "oslo"]
 MANY = pytest.param(10_000, marks=pytest.mark.slow)
@@ -109,8 +109,15 @@ def reframed(frame: bytes, rng: random.Random) -> bytes:
 def test_frames_raise_one_error_and_become_no_larger_than_they_may(transport: str, count: int) -> None:
     rng, other = random.Random(count), np.random.default_rng(count)
     mask = torch.rand(1, 2000) < 0.5
-    message = {"model": torch.randn(1, 3000), "own": Each(torch.randn(1, 5)), "mask": mask, "lr": 0.1, "n": 3,
-               "part": Masked(torch.randn(1, 2000), mask), "counts": torch.arange(20)}  # fmt: skip
+    message = {
+        "model": torch.randn(1, 3000),
+        "own": Each(torch.randn(1, 5)),
+        "mask": mask,
+        "lr": 0.1,
+        "n": 3,
+        "part": Masked(torch.randn(1, 2000), mask),
+        "counts": torch.arange(20),
+    }
     good = pack(message, {"kind": "reply", "loss": 0.5}, transport)  # type: ignore[arg-type]
     unpack(good, LIMIT)
     taken = 0
@@ -133,8 +140,10 @@ def calls(session: str, count: int, seed: int) -> Iterator[bytes]:
     """Requests that are wrong, and right ones that something was done to."""
     rng = random.Random(seed)
     known = f"fedkin-session: {session}\r\nfedkin-after: 0\r\nfedkin-ticket: 1.1\r\n"
-    right = [f"POST /{path} HTTP/1.1\r\nhost: x\r\n{known}content-length: {size}\r\n\r\n{'x' * size}".encode()
-             for path, size in (("open", 0), ("beat", 0), ("pull", 0), ("push", 50))]  # fmt: skip
+    right = [
+        f"POST /{path} HTTP/1.1\r\nhost: x\r\n{known}content-length: {size}\r\n\r\n{'x' * size}".encode()
+        for path, size in (("open", 0), ("beat", 0), ("pull", 0), ("push", 50))
+    ]
     wrong = requests(session, seed, count, count)
     for n in range(count):
         yield next(wrong, b"") if n % 2 else bent(rng.choice(right), rng)
@@ -183,19 +192,49 @@ RIGHT = b"HTTP/1.1 200 OK\r\nfedkin-session: 1.a\r\n" + LETTER + b"content-lengt
 
 def answers(count: int) -> Iterator[bytes]:
     rng = random.Random(count)
-    heads = [b"", b"content-length: 5", b"content-length: -1", b"content-length: 5\r\ncontent-length: 6",
-             b"content-length: 99999999999999999999", b"content-length: \xb2", b"content-encoding: gzip",
-             b"content-encoding: br\r\ncontent-length: 5", b"transfer-encoding: chunked",
-             b"set-cookie: a=\xff; domain=x",
-             b"location: http://[::1", b"location: /\xff", b"connection: close", b"x: " + b"y" * 200_000,
-             b"fedkin-parcels: own=\xb2", b"fedkin-parcels: " + b"own=0," * 9000, b"fedkin-number: " + b"9" * 5000,
-             b"fedkin-session: \xe9\xff", b"fedkin-ticket: \xe9", b"fedkin-most: 1e9", b"retry-after: -1"]  # fmt: skip
+    heads = [
+        b"",
+        b"content-length: 5",
+        b"content-length: -1",
+        b"content-length: 5\r\ncontent-length: 6",
+        b"content-length: 99999999999999999999",
+        b"content-length: \xb2",
+        b"content-encoding: gzip",
+        b"content-encoding: br\r\ncontent-length: 5",
+        b"transfer-encoding: chunked",
+        b"set-cookie: a=\xff; domain=x",
+        b"location: http://[::1",
+        b"location: /\xff",
+        b"connection: close",
+        b"x: " + b"y" * 200_000,
+        b"fedkin-parcels: own=\xb2",
+        b"fedkin-parcels: " + b"own=0," * 9000,
+        b"fedkin-number: " + b"9" * 5000,
+        b"fedkin-session: \xe9\xff",
+        b"fedkin-ticket: \xe9",
+        b"fedkin-most: 1e9",
+        b"retry-after: -1",
+    ]
     for n in range(count):
         if n % 3 == 0:
             yield bent(RIGHT, rng)
         elif n % 3 == 1:
-            status = rng.choice([b"200 OK", b"204 No", b"100 Go on", b"301 There", b"401 \xff", b"403 No",
-                                 b"410 letter", b"413 Much", b"500 Oh", b"999 What", b"-1 x", b"200"])  # fmt: skip
+            status = rng.choice(
+                [
+                    b"200 OK",
+                    b"204 No",
+                    b"100 Go on",
+                    b"301 There",
+                    b"401 \xff",
+                    b"403 No",
+                    b"410 letter",
+                    b"413 Much",
+                    b"500 Oh",
+                    b"999 What",
+                    b"-1 x",
+                    b"200",
+                ]
+            )
             lines = [rng.choice(heads) for _ in range(rng.randrange(4))]
             yield b"\r\n".join([b"HTTP/1.1 " + status, LETTER.strip(), *lines]) + b"\r\n\r\n" + rng.randbytes(5)
         else:

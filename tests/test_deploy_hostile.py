@@ -18,18 +18,22 @@ pytest.importorskip("httpx")
 from test_deploy_flower import Make, Place, Process, experiment, place
 from typer.testing import CliRunner
 
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.deploy.cluster import write_experiment
-from fedkin.engines.flower import Terms
-from fedkin.rounds import Result
-from fedkin.track.folder import RunFolder
+from fedkin.engines.remote import Terms
+from fedkin.rounds.job import Result
+from fedkin.runs.folder import RunFolder
 from fedkin.web import views
 
 __all__ = ["place"]
 METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": {}, "fedcap": {"participation": 0.5}, "c-pfl": {"options": {"committee": 2, "finetune_epochs": 1}},
-    "pfedcs": {"options": {"beta": 3}}, "co-pfl": {"lr": 0.001, "optimiser": "adam"}, "fedpkda": {},
-}  # fmt: skip
+    "fedavg": {},
+    "fedcap": {"participation": 0.5},
+    "c-pfl": {"options": {"committee": 2, "finetune_epochs": 1}},
+    "pfedcs": {"options": {"beta": 3}},
+    "co-pfl": {"lr": 0.001, "optimiser": "adam"},
+    "fedpkda": {},
+}
 QUICK = Terms(deadline=20, give_up=120, phases={"report": 20})
 
 
@@ -85,8 +89,25 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 LIAR = 2
-LIES = ["nan", "huge", "shape", "empty", "nothing", "float64", "int64", "names", "garbage", "pickle", "large", "loss",
-        "steps", "failed", "kind", "strides", "bomb"]  # fmt: skip
+LIES = [
+    "nan",
+    "huge",
+    "shape",
+    "empty",
+    "nothing",
+    "float64",
+    "int64",
+    "names",
+    "garbage",
+    "pickle",
+    "large",
+    "loss",
+    "steps",
+    "failed",
+    "kind",
+    "strides",
+    "bomb",
+]
 
 
 def hosted(here: Place, lies: str, method: str, rounds: int = 4, **more: Any) -> tuple[Result, list[str], float]:

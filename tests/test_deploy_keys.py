@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from typer.testing import CliRunner
 
-from fedkin.cli import app
-from fedkin.deploy import keys
+from fedkin.cli import application as app
+from fedkin.deploy import certificates as keys
 from fedkin.errors import DataError, UsageError
 
 
@@ -52,8 +52,17 @@ def handshake(server: Path, ca: Path, host: str) -> None:
 
 def test_new_makes_everything_and_private_keys_are_private(folder: Path) -> None:
     made = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-    assert made == ["ca.crt", "ca.key", "server.crt", "server.key", "sites.json",
-                    "sites/siteA.crt", "sites/siteA.key", "sites/siteB.crt", "sites/siteB.key"]  # fmt: skip
+    assert made == [
+        "ca.crt",
+        "ca.key",
+        "server.crt",
+        "server.key",
+        "sites.json",
+        "sites/siteA.crt",
+        "sites/siteA.key",
+        "sites/siteB.crt",
+        "sites/siteB.key",
+    ]
     for path in folder.rglob("*.key"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in folder.parent.iterdir()] == ["keys"]  # nothing half-made is left
@@ -102,13 +111,30 @@ def test_openssl_agrees(folder: Path, tmp_path: Path) -> None:
     def openssl(*words: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["openssl", *map(str, words)], capture_output=True, text=True)
 
-    for file, purpose, good in (("server.crt", "sslserver", True), ("server.crt", "sslclient", False),
-                                ("sites/siteA.crt", "sslclient", True), ("sites/siteA.crt", "sslserver", False),
-                                ("ca.crt", "sslclient", False)):  # fmt: skip
+    for file, purpose, good in (
+        ("server.crt", "sslserver", True),
+        ("server.crt", "sslclient", False),
+        ("sites/siteA.crt", "sslclient", True),
+        ("sites/siteA.crt", "sslserver", False),
+        ("ca.crt", "sslclient", False),
+    ):
         done = openssl("verify", "-x509_strict", "-purpose", purpose, "-CAfile", folder / "ca.crt", folder / file)
         assert (done.returncode == 0) is good, (file, purpose, done.stdout, done.stderr)
-    done = openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-384", "-nodes", "-subj",
-                   "/CN=siteC", "-keyout", tmp_path / "c.key", "-out", tmp_path / "c.csr")  # fmt: skip
+    done = openssl(
+        "req",
+        "-new",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-384",
+        "-nodes",
+        "-subj",
+        "/CN=siteC",
+        "-keyout",
+        tmp_path / "c.key",
+        "-out",
+        tmp_path / "c.csr",
+    )
     assert done.returncode == 0, done.stderr
     keys.sign(folder, tmp_path / "c.csr")
     shutil.copy(folder / "sites" / "siteC.crt", tmp_path / "c.crt")
@@ -225,11 +251,18 @@ def _forged() -> bytes:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"nonsense", b"\xff\xfe", b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n",
-     b"x" * 100_000, _request(ed25519.Ed25519PrivateKey.generate()),
-     _request(ec.generate_private_key(ec.SECP256K1())), _forged()],
+    [
+        b"",
+        b"nonsense",
+        b"\xff\xfe",
+        b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n",
+        b"x" * 100_000,
+        _request(ed25519.Ed25519PrivateKey.generate()),
+        _request(ec.generate_private_key(ec.SECP256K1())),
+        _forged(),
+    ],
     ids=["empty", "nonsense", "binary", "cut", "large", "ed25519", "curve", "forged"],
-)  # fmt: skip
+)
 def test_what_is_no_request(folder: Path, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "siteC.csr"
     path.write_bytes(content)
@@ -254,9 +287,12 @@ def test_names_in_requests_are_checked(folder: Path, tmp_path: Path, name: str) 
 
 def test_a_request_gets_what_sites_get_whatever_it_asks_for(folder: Path, tmp_path: Path) -> None:
     """An authority of its own, the server's purpose, the server's host name: none of it."""
-    asked = _request(ec.generate_private_key(ec.SECP256R1()), ca=x509.BasicConstraints(ca=True, path_length=None),
-                     purpose=x509.ExtendedKeyUsage([keys.ExtendedKeyUsageOID.SERVER_AUTH]),
-                     hosts=x509.SubjectAlternativeName([x509.DNSName("server.example.org")]))  # fmt: skip
+    asked = _request(
+        ec.generate_private_key(ec.SECP256R1()),
+        ca=x509.BasicConstraints(ca=True, path_length=None),
+        purpose=x509.ExtendedKeyUsage([keys.ExtendedKeyUsageOID.SERVER_AUTH]),
+        hosts=x509.SubjectAlternativeName([x509.DNSName("server.example.org")]),
+    )
     (tmp_path / "siteC.csr").write_bytes(asked)
     keys.sign(folder, tmp_path / "siteC.csr")
     found = keys._read_certificate(folder / "sites" / "siteC.crt").extensions
@@ -268,13 +304,17 @@ def test_a_request_gets_what_sites_get_whatever_it_asks_for(folder: Path, tmp_pa
 
 @pytest.mark.parametrize(
     "change",
-    [lambda c: c["sites"].update({"../x": c["sites"]["siteA"]}),
-     lambda c: c["sites"]["siteA"].update(fingerprint="SHA256:other"),
-     lambda c: c["sites"]["siteA"].update(fingerprint=c["sites"]["siteB"]["fingerprint"]),
-     lambda c: c["sites"]["siteA"].update(fingerprint=7), lambda c: c["sites"].update(siteA="x"),
-     lambda c: c["sites"]["siteA"].pop("fingerprint"),
-     lambda c: c.update(format=1), lambda c: c.update(sites=[])],
-)  # fmt: skip
+    [
+        lambda c: c["sites"].update({"../x": c["sites"]["siteA"]}),
+        lambda c: c["sites"]["siteA"].update(fingerprint="SHA256:other"),
+        lambda c: c["sites"]["siteA"].update(fingerprint=c["sites"]["siteB"]["fingerprint"]),
+        lambda c: c["sites"]["siteA"].update(fingerprint=7),
+        lambda c: c["sites"].update(siteA="x"),
+        lambda c: c["sites"]["siteA"].pop("fingerprint"),
+        lambda c: c.update(format=1),
+        lambda c: c.update(sites=[]),
+    ],
+)
 def test_a_list_that_was_tampered_with(folder: Path, change: object) -> None:
     path = folder / "sites.json"
     content = json.loads(path.read_text())
@@ -297,8 +337,9 @@ def test_private_keys_that_others_can_read_are_refused(folder: Path, mode: int) 
     keys.load_private(path)
 
 
-@pytest.mark.parametrize(("name", "match"), [("ca.crt", "can be read by others"), ("missing", "cannot be read"),
-                                             ("sites", "is not a file")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "match"), [("ca.crt", "can be read by others"), ("missing", "cannot be read"), ("sites", "is not a file")]
+)
 def test_what_is_no_private_key(folder: Path, name: str, match: str) -> None:
     with pytest.raises((UsageError, DataError), match=match):
         keys.load_private(folder / name)

@@ -16,14 +16,14 @@ import torch
 from test_deploy_worker import Told
 from typer.testing import CliRunner
 
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.config import make_config
-from fedkin.deploy.model_file import load as load_model
 from fedkin.deploy.policy import Declined, Policy, Rule
 from fedkin.deploy.state import ASIDE
 from fedkin.deploy.worker import TRAVELS, Worker, printable
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, options_of
+from fedkin.use.model_file import load as load_model
 
 
 def policy(**given: Any) -> Policy:
@@ -45,19 +45,30 @@ def allows(rules: Policy, method: str, options: dict[str, Any] | None = None, **
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"method": ["fedavg"]}, "did you mean 'methods'"), ({"methods": "fedavg"}, "no list"),
-        ({"methods": []}, "no list"), ({"methods": ["fedavgg"]}, "did you mean 'fedavg'"),
-        ({"questions": 0}, "whole number from 1"), ({"questions": 2.5}, "whole number"),
-        ({"questions": True}, "whole number"), ({"test_share": 1.5}, "from 0.01 to 0.99"),
-        ({"evaluation": "coarse"}, "exact"), ({"evaluation": 0.9}, "from 0.001 to 0.5"),
-        ({"least_noise": -1}, "least_noise"), ({"least_noise": "much"}, "least_noise"),
-        ({"settings": {"epoch": 3}}, "did you mean 'epochs'"), ({"settings": {"runs_dir": "x"}}, "unknown name"),
-        ({"settings": {"epochs": {"max": 3}}}, "unknown rule"), ({"settings": {"epochs": {}}}, "least, most or among"),
-        ({"settings": {"epochs": {"most": "3"}}}, "is no number"), ({"settings": {"epochs": {"among": 3}}}, "no list"),
-        ({"settings": 3}, r"\[settings\]"), ({"options": {"fedpkdaa": {}}}, "did you mean 'fedpkda'"),
-        ({"options": {"fedpkda": {"noize": 1}}}, "did you mean 'noise'"), ({"options": {"fedpkda": 3}}, "write"),
+        ({"method": ["fedavg"]}, "did you mean 'methods'"),
+        ({"methods": "fedavg"}, "no list"),
+        ({"methods": []}, "no list"),
+        ({"methods": ["fedavgg"]}, "did you mean 'fedavg'"),
+        ({"questions": 0}, "whole number from 1"),
+        ({"questions": 2.5}, "whole number"),
+        ({"questions": True}, "whole number"),
+        ({"test_share": 1.5}, "from 0.01 to 0.99"),
+        ({"evaluation": "coarse"}, "exact"),
+        ({"evaluation": 0.9}, "from 0.001 to 0.5"),
+        ({"least_noise": -1}, "least_noise"),
+        ({"least_noise": "much"}, "least_noise"),
+        ({"settings": {"epoch": 3}}, "did you mean 'epochs'"),
+        ({"settings": {"runs_dir": "x"}}, "unknown name"),
+        ({"settings": {"epochs": {"max": 3}}}, "unknown rule"),
+        ({"settings": {"epochs": {}}}, "least, most or among"),
+        ({"settings": {"epochs": {"most": "3"}}}, "is no number"),
+        ({"settings": {"epochs": {"among": 3}}}, "no list"),
+        ({"settings": 3}, r"\[settings\]"),
+        ({"options": {"fedpkdaa": {}}}, "did you mean 'fedpkda'"),
+        ({"options": {"fedpkda": {"noize": 1}}}, "did you mean 'noise'"),
+        ({"options": {"fedpkda": 3}}, "write"),
     ],
-)  # fmt: skip
+)
 def test_policies_that_cannot_be_kept_are_refused(given: dict[str, Any], match: str) -> None:
     with pytest.raises(UsageError, match=match):
         Policy.of(given, TRAVELS)
@@ -66,12 +77,15 @@ def test_policies_that_cannot_be_kept_are_refused(given: dict[str, Any], match: 
 @pytest.mark.parametrize(
     ("rule", "good", "bad"),
     [
-        (5, [5, 5.0], [4, True, "5", None]), ("sgd", ["sgd"], ["adam", None, 1]), (True, [True], [1, False]),
+        (5, [5, 5.0], [4, True, "5", None]),
+        ("sgd", ["sgd"], ["adam", None, 1]),
+        (True, [True], [1, False]),
         ({"least": 2}, [2, 3.5], [1.999, None, "3", True, float("nan")]),
         ({"most": 2}, [2, -1], [2.001, None, float("inf"), float("nan")]),
-        ({"least": 1, "most": 2}, [1, 1.5, 2], [0.9, 2.1]), ({"among": ["a", 3]}, ["a", 3], ["b", 4, None]),
+        ({"least": 1, "most": 2}, [1, 1.5, 2], [0.9, 2.1]),
+        ({"among": ["a", 3]}, ["a", 3], ["b", 4, None]),
     ],
-)  # fmt: skip
+)
 def test_rules(rule: Any, good: list[Any], bad: list[Any]) -> None:
     made = Rule.of("x", rule)
     for value in good:
@@ -82,8 +96,11 @@ def test_rules(rule: Any, good: list[Any], bad: list[Any]) -> None:
 
 
 def test_methods_settings_and_options() -> None:
-    rules = policy(methods=["fedavg", "fedcap"], settings={"epochs": {"most": 5}, "optimiser": "sgd"},
-                   options={"fedcap": {"lam": {"least": 0.1}}})  # fmt: skip
+    rules = policy(
+        methods=["fedavg", "fedcap"],
+        settings={"epochs": {"most": 5}, "optimiser": "sgd"},
+        options={"fedcap": {"lam": {"least": 0.1}}},
+    )
     assert allows(rules, "fedavg", epochs=5)
     assert not allows(rules, "fedavg", epochs=6)
     assert not allows(rules, "fedavg", epochs=5, optimiser="adam")
@@ -96,17 +113,20 @@ def test_methods_settings_and_options() -> None:
 @pytest.mark.parametrize(
     ("rules", "options", "good"),
     [
-        ({"least_noise": 0.1}, {}, True), ({"least_noise": 0.1}, {"noise": 0}, False),
+        ({"least_noise": 0.1}, {}, True),
+        ({"least_noise": 0.1}, {"noise": 0}, False),
         ({"least_noise": 0.1}, {"noise": 0.1, "clip": 10.0}, False),  # the same noise on features ten times as large
         ({"least_noise": 0.1}, {"noise": 1.0, "clip": 10.0}, True),
         ({"least_noise": 0.1}, {"clip": float("inf")}, False),
         ({"least_noise": 0.1}, {"target_epsilon": 1e9}, False),  # which would make the noise as good as none
-        ({"most_epsilon": 8}, {"target_epsilon": 8.0}, True), ({"most_epsilon": 8}, {"target_epsilon": 9.0}, False),
-        ({"most_epsilon": 8}, {"noise": 5.0}, False), ({"least_noise": 1, "most_epsilon": 8}, {"noise": 1.0}, True),
+        ({"most_epsilon": 8}, {"target_epsilon": 8.0}, True),
+        ({"most_epsilon": 8}, {"target_epsilon": 9.0}, False),
+        ({"most_epsilon": 8}, {"noise": 5.0}, False),
+        ({"least_noise": 1, "most_epsilon": 8}, {"noise": 1.0}, True),
         ({"least_noise": 1, "most_epsilon": 8}, {"target_epsilon": 4.0}, True),
         ({"least_noise": 1, "most_epsilon": 8}, {"target_epsilon": 9.0, "noise": 5.0}, False),
     ],
-)  # fmt: skip
+)
 def test_the_noise_that_counts(rules: dict[str, Any], options: dict[str, Any], good: bool) -> None:
     assert allows(policy(**rules), "fedpkda", options) is good
     assert allows(policy(**rules), "fedavg")
@@ -228,8 +248,9 @@ def test_without_evaluation_the_model_is_kept_all_the_same(tmp_path: Path) -> No
 def test_the_site_draws_its_test_samples_itself(tmp_path: Path) -> None:
     def site(seed: int, share: float) -> tuple[set[int], int]:
         told = Told(tmp_path, "fedavg", seed=seed, test_share=share)
-        told.worker = Worker("oslo", tmp_path / "oslo.npz", tmp_path / "site", told.lines.append,
-                             policy=policy(test_share=0.2))  # fmt: skip
+        told.worker = Worker(
+            "oslo", tmp_path / "oslo.npz", tmp_path / "site", told.lines.append, policy=policy(test_share=0.2)
+        )
         hello = told.ask(kind="hello").fields
         reply = told.join(run=f"run-{seed}")
         assert reply.fields["kind"] == "joined", reply.fields

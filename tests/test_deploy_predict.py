@@ -18,13 +18,13 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedkin as fk
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.data import load as load_data
-from fedkin.deploy import model_file
-from fedkin.deploy.model_file import Card, Personal, load, read_card, save
-from fedkin.deploy.predict import predict, read_samples
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.models import MODELS, build
+from fedkin.use import model_file
+from fedkin.use.model_file import Card, Personal, load, read_card, save
+from fedkin.use.predict import predict, read_samples
 
 SAMPLES: dict[str, tuple[str, tuple[int, ...], int]] = {
     "cnn-512": ("uint8", (3, 16, 16), 0),
@@ -48,8 +48,21 @@ def samples(name: str, n: int = 5) -> np.ndarray[Any, Any]:
 
 def card(name: str, classes: int = 4) -> Card:
     kind, shape, vocabulary = SAMPLES[name]
-    return Card(name, shape, classes, kind, vocabulary, head="head", mean=0.3, std=0.7, method="fedcap",  # type: ignore[arg-type]
-                run="r1", site="siteA", round=7, seed=3)  # fmt: skip
+    return Card(
+        name,
+        shape,
+        classes,
+        kind,
+        vocabulary,
+        head="head",
+        mean=0.3,
+        std=0.7,
+        method="fedcap",  # type: ignore[arg-type]
+        run="r1",
+        site="siteA",
+        round=7,
+        seed=3,
+    )
 
 
 def network(name: str, classes: int = 4) -> nn.Module:
@@ -125,8 +138,9 @@ def test_own_networks_are_filled_in_but_never_rebuilt(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"your own network: load it in Python with .*model="):
         load(path)
     back = load(path, Own())
-    np.testing.assert_array_equal(back.probabilities(samples("mlp")),
-                                  Personal(back.card, own.eval()).probabilities(samples("mlp")))  # fmt: skip
+    np.testing.assert_array_equal(
+        back.probabilities(samples("mlp")), Personal(back.card, own.eval()).probabilities(samples("mlp"))
+    )
     with pytest.raises(DataError, match="wants F32 of shape"):
         load(path, Own(width=5))
 
@@ -329,10 +343,16 @@ def test_files_without_labels(tmp_path: Path) -> None:
     assert labels is None
 
 
-@pytest.mark.parametrize(("name", "content", "match"), [
-    ("a.csv", "", "no samples"), ("a.csv", "a,b\n", "no samples"), ("a.csv", "a\nx\n", "not numeric"),
-    ("a.txt", "", "give an .npz"), ("a.npz", "nothing", "expected an .npz"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("a.csv", "", "no samples"),
+        ("a.csv", "a,b\n", "no samples"),
+        ("a.csv", "a\nx\n", "not numeric"),
+        ("a.txt", "", "give an .npz"),
+        ("a.npz", "nothing", "expected an .npz"),
+    ],
+)
 def test_files_that_are_wrong(tmp_path: Path, name: str, content: str, match: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(FedKinError, match=match):

@@ -17,7 +17,7 @@ pytest.importorskip("cryptography")
 from test_deploy_flower import Place, experiment
 
 from fedkin.deploy.cluster import write_experiment
-from fedkin.track.folder import RunFolder
+from fedkin.runs.folder import RunFolder
 
 BODY = 16 << 20
 

@@ -18,13 +18,33 @@ from test_deploy_flower import Place, experiment
 from test_deploy_siege import memory
 
 from fedkin.deploy.cluster import write_experiment
-from fedkin.track.folder import RunFolder
+from fedkin.runs.folder import RunFolder
 
 ROUNDS = 500
 EVERY = 20.0  # seconds between two deaths
 DYING, LIAR = 1, 2
-TURNS = ["honest", "shape", "honest", "nan", "honest", "garbage", "honest", "failed", "honest", "bomb", "honest",
-         "nothing", "honest", "pickle", "honest", "strides", "honest", "large", "honest", "loss"]  # fmt: skip
+TURNS = [
+    "honest",
+    "shape",
+    "honest",
+    "nan",
+    "honest",
+    "garbage",
+    "honest",
+    "failed",
+    "honest",
+    "bomb",
+    "honest",
+    "nothing",
+    "honest",
+    "pickle",
+    "honest",
+    "strides",
+    "honest",
+    "large",
+    "honest",
+    "loss",
+]
 
 
 @pytest.fixture
@@ -61,8 +81,10 @@ def test_five_hundred_rounds_of_trouble(here: Place) -> None:
     assert "Traceback" not in server.text()
     assert deaths >= 3, deaths
     second, fourth = ([mb for t, mb in held if q <= 4 * t / took < q + 1] for q in (1, 3))
-    print(f"{ROUNDS} rounds in {took:.0f} s, {deaths} deaths; MB in the second quarter {statistics.mean(second):.0f} "
-          f"(most {max(second)}), in the last {statistics.mean(fourth):.0f} (most {max(fourth)})")  # fmt: skip
+    print(
+        f"{ROUNDS} rounds in {took:.0f} s, {deaths} deaths; MB in the second quarter {statistics.mean(second):.0f} "
+        f"(most {max(second)}), in the last {statistics.mean(fourth):.0f} (most {max(fourth)})"
+    )
     assert max(fourth) <= 1.1 * max(second), (max(second), max(fourth))
     assert statistics.mean(fourth) <= 1.1 * statistics.mean(second)
     assert max(mb for _, mb in held) < 1500

@@ -23,26 +23,98 @@ from test_deploy_fuzz import at_most, peak
 from test_deploy_hostile import peak as peak_of
 
 from fedkin.config import make_config
-from fedkin.deploy import keys
-from fedkin.deploy.model_file import load as load_model
-from fedkin.engines.flower import Terms
-from fedkin.rounds import Result, run_config
+from fedkin.deploy import certificates as keys
+from fedkin.engines.remote import Terms
+from fedkin.rounds.job import Result, run_config
+from fedkin.use.model_file import load as load_model
 
 pytestmark = pytest.mark.slow
 LIAR = 2
 CONFIG = experiment("fedavg", rounds=30)
 MEMORY = 1_500_000_000  # bytes
 TERMS = Terms(deadline=60, pause=0.0, invalid=0)
-REPLIES = ["nan", "infinite", "shape", "empty", "nothing", "float64", "int64", "half", "truth", "axis", "wide",
-           "number", "names", "more", "many", "garbage", "pickle", "large", "cut", "twice", "length", "deep", "loss",
-           "text", "steps", "word", "failed", "kind", "unkind", "strides", "bomb"]  # fmt: skip
+REPLIES = [
+    "nan",
+    "infinite",
+    "shape",
+    "empty",
+    "nothing",
+    "float64",
+    "int64",
+    "half",
+    "truth",
+    "axis",
+    "wide",
+    "number",
+    "names",
+    "more",
+    "many",
+    "garbage",
+    "pickle",
+    "large",
+    "cut",
+    "twice",
+    "length",
+    "deep",
+    "loss",
+    "text",
+    "steps",
+    "word",
+    "failed",
+    "kind",
+    "unkind",
+    "strides",
+    "bomb",
+]
 REPORTS = ["infinite", "shape", "nothing", "garbage", "strides", "float64"]
-GREETINGS = ["classes", "other", "garbage", "bomb", "alias", "climb", "version", "negative", "axes", "mixed", "cut",
-             "pickle", "join", "deep"]  # fmt: skip
-STRANGERS = ["plain", "garbage", "headers", "flood", "idle", "half", "drip", "nameless", "body", "old", "foreign",
-             "server", "revoked"]  # fmt: skip
-IMPOSTORS = ["garbage", "bomb", "announce", "endless", "gzip", "ticket", "secret", "climb", "option", "classes",
-             "codes", "elsewhere", "oh", "session", "hangup"]  # fmt: skip
+GREETINGS = [
+    "classes",
+    "other",
+    "garbage",
+    "bomb",
+    "alias",
+    "climb",
+    "version",
+    "negative",
+    "axes",
+    "mixed",
+    "cut",
+    "pickle",
+    "join",
+    "deep",
+]
+STRANGERS = [
+    "plain",
+    "garbage",
+    "headers",
+    "flood",
+    "idle",
+    "half",
+    "drip",
+    "nameless",
+    "body",
+    "old",
+    "foreign",
+    "server",
+    "revoked",
+]
+IMPOSTORS = [
+    "garbage",
+    "bomb",
+    "announce",
+    "endless",
+    "gzip",
+    "ticket",
+    "secret",
+    "climb",
+    "option",
+    "classes",
+    "codes",
+    "elsewhere",
+    "oh",
+    "session",
+    "hangup",
+]
 
 
 def test_the_suite_is_as_large_as_it_says() -> None:

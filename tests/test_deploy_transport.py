@@ -25,10 +25,11 @@ from typer.testing import CliRunner
 
 pytest.importorskip("cryptography")
 
-from fedkin.cli import app
-from fedkin.deploy import door, keys, link, node
+from fedkin.cli import application as app
+from fedkin.deploy import certificates as keys
+from fedkin.deploy import door, link, node
+from fedkin.deploy.certificates import Identity, identity_of
 from fedkin.deploy.door import Crowd
-from fedkin.deploy.keys import Identity, identity_of
 from fedkin.deploy.link import Arrived, Link, Lost
 from fedkin.deploy.node import Node, Refused, Unreachable, client_context
 from fedkin.errors import DataError, FedKinError, UsageError
@@ -161,8 +162,24 @@ def test_a_certificate_of_another_federation(live: Link, tmp_path: Path, name: s
 
 def test_a_self_signed_certificate_that_looks_right(live: Link, folder: Path, tmp_path: Path) -> None:
     key, made = str(tmp_path / "a.key"), str(tmp_path / "a.crt")
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj",
-               "/CN=oslo", "-days", "9", "-keyout", key, "-out", made]  # fmt: skip
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-subj",
+        "/CN=oslo",
+        "-days",
+        "9",
+        "-keyout",
+        key,
+        "-out",
+        made,
+    ]
     subprocess.run(command, check=True, capture_output=True)
     context = trusting()
     context.load_cert_chain(made, key)
@@ -210,8 +227,11 @@ def test_a_site_cannot_pose_as_the_server(folder: Path) -> None:
         Node(f"127.0.0.1:{port}", identity(folder, "oslo")).open()
     lax = client_context(identity(folder, "oslo"))
     lax.check_hostname = False
-    with (pretending(context, lambda c: None) as port, closing(socket.create_connection(("127.0.0.1", port))) as plain,
-          pytest.raises(ssl.SSLCertVerificationError, match=r"purpose|certificate")):  # fmt: skip
+    with (
+        pretending(context, lambda c: None) as port,
+        closing(socket.create_connection(("127.0.0.1", port))) as plain,
+        pytest.raises(ssl.SSLCertVerificationError, match=r"purpose|certificate"),
+    ):
         lax.wrap_socket(plain, server_hostname="127.0.0.1")
 
 
@@ -507,20 +527,56 @@ def opened(live: Link, context: ssl.SSLContext | None) -> str:
 def requests(session: str, seed: int = 2, count: int = 450, noise: int = 150) -> Iterator[bytes]:
     """Requests of many kinds, none of them right."""
     rng = random.Random(seed)
-    paths = ["/", "/open", "/pull", "/push", "/beat", "/close", "/v1/fleet/pull-messages", "/../open", "/%2e%2e/open",
-             "*", "http://x/open", "/open?x=1", "/" + "a" * 3000]  # fmt: skip
+    paths = [
+        "/",
+        "/open",
+        "/pull",
+        "/push",
+        "/beat",
+        "/close",
+        "/v1/fleet/pull-messages",
+        "/../open",
+        "/%2e%2e/open",
+        "*",
+        "http://x/open",
+        "/open?x=1",
+        "/" + "a" * 3000,
+    ]
     methods = ["POST", "GET", "HEAD", "PUT", "DELETE", "CONNECT", "OPTIONS", "PRI", "post", "X" * 50]
-    extras = ["", "content-length: 5", "content-length: -1", "content-length: 99999999999999999999",
-              "content-length: 5\r\ncontent-length: 6", "transfer-encoding: chunked", "content-encoding: gzip",
-              "transfer-encoding: gzip, chunked", "expect: 100-continue", "upgrade: websocket", "fedkin-after: 1",
-              "fedkin-after: \xb2", "fedkin-after: -1", "fedkin-after: " + "9" * 5000, "fedkin-ticket: 1.1",
-              "fedkin-ticket: ../../x", "fedkin-session: 1.x", "fedkin-session: \xff\xfe", "a" * 20_000,
-              "fedkin-session: " + "9" * 5000 + ".x",
-              "x: " + "y" * 20_000, "cookie: a=b", ": empty", "bad header", "connection: close"]  # fmt: skip
+    extras = [
+        "",
+        "content-length: 5",
+        "content-length: -1",
+        "content-length: 99999999999999999999",
+        "content-length: 5\r\ncontent-length: 6",
+        "transfer-encoding: chunked",
+        "content-encoding: gzip",
+        "transfer-encoding: gzip, chunked",
+        "expect: 100-continue",
+        "upgrade: websocket",
+        "fedkin-after: 1",
+        "fedkin-after: \xb2",
+        "fedkin-after: -1",
+        "fedkin-after: " + "9" * 5000,
+        "fedkin-ticket: 1.1",
+        "fedkin-ticket: ../../x",
+        "fedkin-session: 1.x",
+        "fedkin-session: \xff\xfe",
+        "a" * 20_000,
+        "fedkin-session: " + "9" * 5000 + ".x",
+        "x: " + "y" * 20_000,
+        "cookie: a=b",
+        ": empty",
+        "bad header",
+        "connection: close",
+    ]
     for _ in range(count):
-        head = [f"{rng.choice(methods)} {rng.choice(paths)} HTTP/{rng.choice(['1.1', '1.1', '1.0', '2.0', '9'])}",
-                "host: x", f"fedkin-session: {session}" if rng.random() < 0.3 else "a: b",
-                *(rng.choice(extras) for _ in range(rng.randrange(4)))]  # fmt: skip
+        head = [
+            f"{rng.choice(methods)} {rng.choice(paths)} HTTP/{rng.choice(['1.1', '1.1', '1.0', '2.0', '9'])}",
+            "host: x",
+            f"fedkin-session: {session}" if rng.random() < 0.3 else "a: b",
+            *(rng.choice(extras) for _ in range(rng.randrange(4))),
+        ]
         body = rng.choice([b"", b"", b"12345", b"5\r\nhello\r\n0\r\n\r\n", rng.randbytes(300)])
         if "/close" in head[0] and session in str(head):
             continue
@@ -562,14 +618,18 @@ def odd_requests(live: Link, context: ssl.SSLContext | None, every: int) -> set[
 
 @pytest.mark.parametrize(
     ("words", "status"),
-    [(b"GET /open HTTP/1.1\r\nhost: x\r\n\r\n", 404), (b"POST /control/start-run HTTP/1.1\r\nhost: x\r\n\r\n", 404),
-     (b"POST /pull HTTP/1.1\r\nhost: x\r\n\r\n", 410),
-     (b"POST /open HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nx", 413),
-     (b"POST /open HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\n\r\n", 415),
-     (b"POST /open HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 411),
-     (b"POST /open HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 2 * door.HEADERS + b"\r\n\r\n", 431),
-     (b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n", 404), (b"POST /open HTTP/1.1\r\n\r\n", 400)],
-)  # fmt: skip
+    [
+        (b"GET /open HTTP/1.1\r\nhost: x\r\n\r\n", 404),
+        (b"POST /control/start-run HTTP/1.1\r\nhost: x\r\n\r\n", 404),
+        (b"POST /pull HTTP/1.1\r\nhost: x\r\n\r\n", 410),
+        (b"POST /open HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nx", 413),
+        (b"POST /open HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\n\r\n", 415),
+        (b"POST /open HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+        (b"POST /open HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 2 * door.HEADERS + b"\r\n\r\n", 431),
+        (b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n", 404),
+        (b"POST /open HTTP/1.1\r\n\r\n", 400),
+    ],
+)
 def test_what_is_answered_to_what(live: Link, oslo: ssl.SSLContext, words: bytes, status: int) -> None:
     said = shout(live, oslo, words)
     assert statuses(said) == [status]
@@ -610,8 +670,10 @@ def test_only_replies_to_what_was_asked_once_and_no_larger_than_said(folder: Pat
         assert push(second, b"r" * 10, 1001) == [413]
         assert push(second, b"r") == [410]
         found = {f.ticket: f for f in live.pull([first, second, third])}
-        assert found == {first: Arrived(first, [b"r" * 1000]),
-                         second: Lost(second, "its reply is larger than the limit of 1000 bytes", True)}  # fmt: skip
+        assert found == {
+            first: Arrived(first, [b"r" * 1000]),
+            second: Lost(second, "its reply is larger than the limit of 1000 bytes", True),
+        }
         live.forget([third])
         assert push(third, b"late") == [410]
         with Node(where(live), identity(folder, "rome")) as other:
@@ -746,13 +808,23 @@ BOMB = gzip.compress(bytes(50 << 20))
 @pytest.mark.parametrize(
     ("answers", "match"),
     [
-        ([b"HTTP/1.1 200 OK\r\n" + LETTER + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(BOMB), BOMB],
-         "compressed"),
+        (
+            [
+                b"HTTP/1.1 200 OK\r\n" + LETTER + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(BOMB),
+                BOMB,
+            ],
+            "compressed",
+        ),
         ([b"HTTP/1.1 200 OK\r\n" + LETTER + b"content-length: 999999999\r\n\r\n", bytes(1 << 20)], "at most 1000000"),
         ([b"HTTP/1.1 200 OK\r\n" + LETTER + b"content-length: 99999999999999999999\r\n\r\n"], "how long"),
         ([b"HTTP/1.1 200 OK\r\n" + LETTER + b"\r\n", *[bytes(1 << 20)] * 20], "how long"),
-        ([b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n" + LETTER + b"\r\n",
-          *[b"100000\r\n" + bytes(1 << 20) + b"\r\n"] * 20], "how long"),
+        (
+            [
+                b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n" + LETTER + b"\r\n",
+                *[b"100000\r\n" + bytes(1 << 20) + b"\r\n"] * 20,
+            ],
+            "how long",
+        ),
         ([b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"], "is no number"),
         (five(b"own=9"), "has 5 bytes"),
         (five(b"../x=5"), "parcels are"),
@@ -762,7 +834,7 @@ BOMB = gzip.compress(bytes(50 << 20))
         ([b"HTTP/1.1 403 No\r\ncontent-length: 9\r\n\r\n\x1b[31mred\r"], r"in:  \[31mred "),
         ([b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n"], "is it a FedKin server"),
     ],
-)  # fmt: skip
+)
 def test_what_a_site_does_not_take(answers: list[bytes], match: str) -> None:
     with pretending(None, answering(*answers)) as port, Node(f"127.0.0.1:{port}", limit=1_000_000) as site:
         with pytest.raises(FedKinError, match=match) as found:
@@ -828,8 +900,13 @@ def test_a_hostile_server_does_not_fill_a_sites_memory(kind: str) -> None:
     else:
         answers = [head + b"\r\n", *[bytes(1 << 20)] * 300]
     with pretending(None, answering(*answers)) as port:
-        done = subprocess.run([sys.executable, "-c", MEMORY, str(port)], capture_output=True, text=True, timeout=120,
-                              env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", MEMORY, str(port)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 30_000, done.stdout  # kB
 
@@ -840,9 +917,9 @@ def test_a_hostile_server_does_not_fill_a_sites_memory(kind: str) -> None:
 def test_a_full_disk_names_the_servers_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from fedkin.track import runs
-    from fedkin.track.checkpoint import DiskFull
-    from fedkin.track.folder import SITES
+    from fedkin.runs import start as runs
+    from fedkin.runs.checkpoint import DiskFull
+    from fedkin.runs.folder import SITES
 
     def full(*_: object) -> None:
         raise DiskFull("the disk is full")

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedkin.core.federation import Each, Masked, wire_bytes
 from fedkin.deploy.wire import BLOCK, DTYPES, LIMIT, MAGIC, WireError, pack, pieces, unpack
-from fedkin.federation import Each, Masked, wire_bytes
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -46,9 +46,15 @@ def tensors(draw: st.DrawFn, lead: int | None = None) -> Tensor:
 
 
 values = st.one_of(
-    tensors(), tensors(1).map(Each), st.integers(-(2**70), 2**70), st.booleans(), st.none(), st.text(max_size=20),
-    st.floats(), tensors().map(lambda t: Masked(t, t != t.abs()) if t.dtype in (torch.float32, torch.int64) else t),
-)  # fmt: skip
+    tensors(),
+    tensors(1).map(Each),
+    st.integers(-(2**70), 2**70),
+    st.booleans(),
+    st.none(),
+    st.text(max_size=20),
+    st.floats(),
+    tensors().map(lambda t: Masked(t, t != t.abs()) if t.dtype in (torch.float32, torch.int64) else t),
+)
 names = st.text(st.characters(categories=("L", "N")), min_size=1, max_size=10)
 
 
@@ -76,10 +82,17 @@ json_values = st.recursive(
 )
 GOOD = {
     "tensor": {"name": "a", "type": "tensor", "dtype": "float32", "shape": [2], "as": "raw"},
-    "masked": {"name": "a", "type": "masked", "dtype": "float32", "shape": [2], "as": "raw", "full": [4],
-               "mask": {"of": None, "not": False}},
+    "masked": {
+        "name": "a",
+        "type": "masked",
+        "dtype": "float32",
+        "shape": [2],
+        "as": "raw",
+        "full": [4],
+        "mask": {"of": None, "not": False},
+    },
     "float": {"name": "a", "type": "float", "value": "0x1p0"},
-}  # fmt: skip
+}
 
 
 @QUICK
@@ -165,13 +178,27 @@ def hostile(rng: np.random.Generator) -> bytes:
     shape = [int(rng.choice([0, 1, 2, 7, 1 << 20, 1 << 39, 1 << 63])) for _ in range(rng.integers(0, 10))]
     mask = {"of": rng.choice([None, "a", "b", "m"]), "not": bool(rng.integers(2))}
     entries = [
-        {"name": "a", "type": str(rng.choice(["tensor", "each", "masked", "plain", "float", "pickle"])),
-         "dtype": str(rng.choice([*DTYPES, "object"])), "shape": shape, "full": shape[::-1], "mask": mask,
-         "as": str(rng.choice(["raw", "bits", "fp16", "int8", "zip"])), "value": "0x1p99999"},
+        {
+            "name": "a",
+            "type": str(rng.choice(["tensor", "each", "masked", "plain", "float", "pickle"])),
+            "dtype": str(rng.choice([*DTYPES, "object"])),
+            "shape": shape,
+            "full": shape[::-1],
+            "mask": mask,
+            "as": str(rng.choice(["raw", "bits", "fp16", "int8", "zip"])),
+            "value": "0x1p99999",
+        },
         {"name": "b", "type": "tensor", "dtype": "bool", "shape": [1, int(rng.integers(0, 9))], "as": "bits"},
-        {"name": "m", "type": "masked", "dtype": "float32", "shape": [int(rng.integers(0, 3))], "as": "raw",
-         "full": [1, int(rng.integers(0, 9)), int(rng.choice([1, 3, 1 << 30]))], "mask": {"of": "b", "not": False}},
-    ]  # fmt: skip
+        {
+            "name": "m",
+            "type": "masked",
+            "dtype": "float32",
+            "shape": [int(rng.integers(0, 3))],
+            "as": "raw",
+            "full": [1, int(rng.integers(0, 9)), int(rng.choice([1, 3, 1 << 30]))],
+            "mask": {"of": "b", "not": False},
+        },
+    ]
     chosen = [entries[i] for i in rng.permutation(3)[: rng.integers(1, 4)]]
     for _ in range(rng.integers(0, 3)):
         entry = chosen[rng.integers(len(chosen))]

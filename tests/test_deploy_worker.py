@@ -19,8 +19,9 @@ pytest.importorskip("cryptography")
 
 from typer.testing import CliRunner
 
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.config import make_config
+from fedkin.core.federation import Answer, Each, Federation, Masked, Spec
 from fedkin.data import load
 from fedkin.data.own import split_client, split_sizes
 from fedkin.deploy.link import Arrived
@@ -30,13 +31,12 @@ from fedkin.deploy.state import Stamp, Vault
 from fedkin.deploy.wire import Parcel, pack, unpack
 from fedkin.deploy.worker import TRAVELS, Worker
 from fedkin.engines.conduct import Register
-from fedkin.engines.flower import Bounds, Came, Delivery, FlowerEngine, Invalid, Terms, TooFew
 from fedkin.engines.rehearsal import most_bytes
+from fedkin.engines.remote import Bounds, Came, Delivery, FlowerEngine, Invalid, Terms, TooFew
 from fedkin.errors import DataError, FedKinError
-from fedkin.federation import Answer, Each, Federation, Masked, Spec
 from fedkin.methods.ditto import Ditto
-from fedkin.rounds import comparable
-from fedkin.track.recorder import verdicts
+from fedkin.rounds.job import comparable
+from fedkin.runs.recorder import verdicts
 
 # ---------------------------------------------------------------- the state on disk
 
@@ -129,14 +129,29 @@ class Told:
 
     def join(self, attempt: int = 1, round: int = 0, **change: Any) -> Parcel:
         config = {k: v for k, v in self.job.config.to_dict().items() if k in TRAVELS}
-        fields = {"run": "run-1", "attempt": attempt, "round": round, "place": 0, "clients": 1, "labels": self.labels,
-                  "config": {**config, **change.pop("config", {})}, **change}  # fmt: skip
+        fields = {
+            "run": "run-1",
+            "attempt": attempt,
+            "round": round,
+            "place": 0,
+            "clients": 1,
+            "labels": self.labels,
+            "config": {**config, **change.pop("config", {})},
+            **change,
+        }
         return self.ask({"initial": self.job.site.initial}, kind="join", **fields)
 
-    def call(self, phase: str, round: int, call: int = 0, attempt: int = 1, checkpoints: Sequence[int] = (),
-             **values: Any) -> Parcel:  # fmt: skip
-        fields = {"run": "run-1", "attempt": attempt, "phase": phase, "round": round, "call": call,
-                  "checkpoints": list(checkpoints)}  # fmt: skip
+    def call(
+        self, phase: str, round: int, call: int = 0, attempt: int = 1, checkpoints: Sequence[int] = (), **values: Any
+    ) -> Parcel:
+        fields = {
+            "run": "run-1",
+            "attempt": attempt,
+            "phase": phase,
+            "round": round,
+            "call": call,
+            "checkpoints": list(checkpoints),
+        }
         return self.ask(values, kind="call", **fields)
 
     def personal(self) -> Tensor:
@@ -189,10 +204,16 @@ def test_a_server_cannot_have_what_is_not_its_own(tmp_path: Path) -> None:
     told = Told(tmp_path, "ditto")
     told.join()
     for phase, why in [
-        ("personal", "stays here"), ("after_local", "stays here"), ("round", "no such client function"),
-        ("start", "no such client function"), ("state", "no such client function"), ("__init__", "no such"),
-        ("deliver", "no such client function"), ("options", "no such client function"), ("os.system", "no such"),
-    ]:  # fmt: skip
+        ("personal", "stays here"),
+        ("after_local", "stays here"),
+        ("round", "no such client function"),
+        ("start", "no such client function"),
+        ("state", "no such client function"),
+        ("__init__", "no such"),
+        ("deliver", "no such client function"),
+        ("options", "no such client function"),
+        ("os.system", "no such"),
+    ]:
         reply = told.call(phase, 0)
         assert reply.fields["kind"] == "failed"
         assert why in reply.fields["reason"], phase
@@ -267,8 +288,10 @@ def test_after_a_resume_a_site_goes_back_with_the_server(tmp_path: Path) -> None
     told = Told(tmp_path, "ditto")
     told.join()
     model = told.job.method.model
-    states = [told.personal() if told.call("train", r, checkpoints=range(max(0, r - 1), r + 1), model=model) else None
-              for r in range(4)]  # fmt: skip
+    states = [
+        told.personal() if told.call("train", r, checkpoints=range(max(0, r - 1), r + 1), model=model) else None
+        for r in range(4)
+    ]
     restarted = Told(tmp_path, "ditto")
     assert "back to its state at round 4" in restarted.join(attempt=2, round=3).fields["remark"]
     assert torch.equal(restarted.personal(), states[2])  # type: ignore[arg-type]
@@ -309,13 +332,20 @@ FACTS = {"site": "oslo", "samples": 10, "tests": None, "shape": [1, 8, 8], "dtyp
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"site": "../oslo"}, "name"), ({"site": 3}, "name"),
-        ({"samples": 0}, "samples"), ({"samples": 9.0}, "samples"),
-        ({"samples": True}, "samples"), ({"tests": 10}, "samples"), ({"shape": []}, "shape"), ({"shape": [0]}, "shape"),
-        ({"labels": []}, "classes"), ({"labels": [1, "1"]}, "neither"), ({"labels": [1, 1]}, "neither"),
+        ({"site": "../oslo"}, "name"),
+        ({"site": 3}, "name"),
+        ({"samples": 0}, "samples"),
+        ({"samples": 9.0}, "samples"),
+        ({"samples": True}, "samples"),
+        ({"tests": 10}, "samples"),
+        ({"shape": []}, "shape"),
+        ({"shape": [0]}, "shape"),
+        ({"labels": []}, "classes"),
+        ({"labels": [1, "1"]}, "neither"),
+        ({"labels": [1, 1]}, "neither"),
         ({"dtype": "object"}, "type"),
     ],
-)  # fmt: skip
+)
 def test_facts_are_checked(change: dict[str, Any], why: str) -> None:
     assert Facts.of(FACTS).name == "oslo"
     with pytest.raises(DataError, match=why):
@@ -342,8 +372,11 @@ def test_invented_classes_are_bounded_before_a_network_is_built() -> None:
 
 def test_sites_of_another_kind_than_most_do_not_fit() -> None:
     facts = [Facts.of({**FACTS, "site": name}) for name in ("oslo", "lima", "rome")]
-    odd = [Facts.of({**FACTS, "site": "paris", "shape": [3]}), Facts.of({**FACTS, "site": "kyoto", "labels": ["a"]}),
-           Facts.of({**FACTS, "site": "riga", "dtype": "float32"})]  # fmt: skip
+    odd = [
+        Facts.of({**FACTS, "site": "paris", "shape": [3]}),
+        Facts.of({**FACTS, "site": "kyoto", "labels": ["a"]}),
+        Facts.of({**FACTS, "site": "riga", "dtype": "float32"}),
+    ]
     kept, why = fitting([*odd, *facts], 1000)
     assert [f.name for f in kept] == ["lima", "oslo", "rome"]
     assert sorted(why) == ["kyoto", "paris", "riga"]
@@ -400,13 +433,19 @@ def test_a_site_that_declines_does_not_prevent_the_start_where_fewer_are_enough(
 @pytest.mark.parametrize(
     "reply",
     [
-        b"", b"FKW1", b"x" * 100, pack({}, {"kind": "hello"}), pack({}, {"kind": "joined"}),
-        pack({}, {"kind": "failed"}), pack({}, {"kind": "hello", "site": ["a"], "labels": [[]]}),
+        b"",
+        b"FKW1",
+        b"x" * 100,
+        pack({}, {"kind": "hello"}),
+        pack({}, {"kind": "joined"}),
+        pack({}, {"kind": "failed"}),
+        pack({}, {"kind": "hello", "site": ["a"], "labels": [[]]}),
         pack({}, {"kind": "hello", **FACTS, "labels": [[1]]}),
-        pack({}, {"kind": "hello", **FACTS, "samples": 10**30}), pack({"x": torch.zeros(300_000)}, {"kind": "hello"}),
+        pack({}, {"kind": "hello", **FACTS, "samples": 10**30}),
+        pack({"x": torch.zeros(300_000)}, {"kind": "hello"}),
         pack({}, {"kind": "hello", **FACTS, "fedkin": {"a": 1}, "process": 3}),
     ],
-)  # fmt: skip
+)
 def test_no_greeting_ends_the_server(reply: bytes) -> None:
     lines, refused = list[str](), list[str]()
     sites = Sites(Deaf(), lines.append)  # type: ignore[arg-type]
@@ -693,13 +732,20 @@ def test_a_reply_may_become_no_more_than_twice_what_is_right() -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"loss": 1e300}, "loss of 1e\\+300"), ({"loss": -1e300}, "loss"), ({"loss": "low"}, "loss of low"),
-        ({"loss": 10**400}, "loss"), ({"loss": True, "steps": True}, ""), ({"steps": -1}, "-1 training steps"),
+        ({"loss": 1e300}, "loss of 1e\\+300"),
+        ({"loss": -1e300}, "loss"),
+        ({"loss": "low"}, "loss of low"),
+        ({"loss": 10**400}, "loss"),
+        ({"loss": True, "steps": True}, ""),
+        ({"steps": -1}, "-1 training steps"),
         ({"steps": 1 << 41}, "steps"),
-        ({"steps": 1e300}, "steps"), ({"steps": None}, "steps"), ({"loss": float("nan")}, "loss of nan"),
-        ({"loss": float("inf")}, "loss"), ({"loss": [1]}, "loss"),
+        ({"steps": 1e300}, "steps"),
+        ({"steps": None}, "steps"),
+        ({"loss": float("nan")}, "loss of nan"),
+        ({"loss": float("inf")}, "loss"),
+        ({"loss": [1]}, "loss"),
     ],
-)  # fmt: skip
+)
 def test_what_a_site_says_about_its_work_cannot_end_the_server(fields: dict[str, Any], why: str) -> None:
     said = Delivery({"model": torch.zeros(1, 3)}, fields)
     engine = engine_of(Script(lambda c, a: said if c == 1 else good(c)))
@@ -713,13 +759,18 @@ def test_what_a_site_says_about_its_work_cannot_end_the_server(fields: dict[str,
 
 
 ODD: dict[str, dict[str, Any]] = {
-    "shape": {"model": torch.zeros(1, 4)}, "axes": {"model": torch.zeros(1, 3, 1)},
+    "shape": {"model": torch.zeros(1, 4)},
+    "axes": {"model": torch.zeros(1, 3, 1)},
     "empty": {"model": torch.zeros(1, 0)},
-    "nothing": {}, "float64": {"model": torch.zeros(1, 3, dtype=torch.float64)},
-    "int64": {"model": torch.zeros(1, 3, dtype=torch.int64)}, "names": {"gift": torch.zeros(1, 3)},
-    "more": {"model": torch.zeros(1, 3), "gift": torch.zeros(1, 3)}, "number": {"model": 1.0},
-    "mask": {"model": Masked(torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool))}, "text": {"model": "rm -rf"},
-}  # fmt: skip
+    "nothing": {},
+    "float64": {"model": torch.zeros(1, 3, dtype=torch.float64)},
+    "int64": {"model": torch.zeros(1, 3, dtype=torch.int64)},
+    "names": {"gift": torch.zeros(1, 3)},
+    "more": {"model": torch.zeros(1, 3), "gift": torch.zeros(1, 3)},
+    "number": {"model": 1.0},
+    "mask": {"model": Masked(torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool))},
+    "text": {"model": "rm -rf"},
+}
 
 
 @pytest.mark.parametrize("how", ODD)

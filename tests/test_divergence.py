@@ -14,11 +14,11 @@ import torch
 from typer.testing import CliRunner
 
 import fedkin as fk
-from fedkin.cli import app
-from fedkin.divergence import Broken, Refusal, at_chance, divergence, out_of_hand
-from fedkin.rounds import Accuracy, RoundRecord
+from fedkin.cli import application as app
+from fedkin.rounds.divergence import Broken, Refusal, at_chance, divergence, out_of_hand
+from fedkin.rounds.job import Accuracy, RoundRecord
+from fedkin.runs.folder import RunFolder
 from fedkin.testing import finished, job_of
-from fedkin.track.folder import RunFolder
 
 TINY: dict[str, Any] = {"rounds": 2, "clients": 6, "epochs": 1, "way": "each", "device": "cpu", "partition": "iid"}
 
@@ -158,7 +158,7 @@ def test_what_attackers_send_is_no_divergence_of_the_run() -> None:
 
 def tampered(tamper: Any, **settings: Any) -> Any:
     from fedkin.config import make_config
-    from fedkin.rounds import run_config
+    from fedkin.rounds.job import run_config
 
     return run_config(make_config({"method": "fedavg", "lr": 0.05, **TINY, **settings}), tamper=tamper)
 
@@ -187,7 +187,7 @@ def test_a_run_says_it_and_its_exit_status_is_1(tmp_path: Path) -> None:
     listed = CliRunner().invoke(app, ["runs", "--runs-dir", str(tmp_path)], env={"COLUMNS": "200"})
     assert "finished, diverged" in listed.stdout
     assert "were refused" in CliRunner().invoke(app, ["show", "last", "--runs-dir", str(tmp_path)]).stdout
-    from fedkin.track.report import write_report
+    from fedkin.report.page import write_report
     from fedkin.web.views import summary
 
     assert "were refused" in summary(run.info)["diverged"]

@@ -34,8 +34,11 @@ def test_examples_run(page: Path) -> None:
 
 def test_every_claim_about_security_names_tests_that_exist() -> None:
     """Each row of a table that says what shows it does so, by tests that there are."""
-    found = {name for path in Path(__file__).parent.glob("test_*.py")
-             for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.M)}  # fmt: skip
+    found = {
+        name
+        for path in Path(__file__).parent.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.M)
+    }
     page = next(p for p in DOCS if p.stem == "security").read_text()
     named = re.findall(r"`(test_\w+)`", page)
     assert [name for name in named if name not in found and name not in TRAVELS] == []

@@ -18,15 +18,15 @@ from conformance import finished, job_of, personal_rows
 from torch import Tensor, nn
 
 import fedkin as fk
-from fedkin import cohort as cohorts
-from fedkin import footprint
-from fedkin.cohort import Cohort, Keep, Store
+from fedkin.compute.layout import Layout
+from fedkin.core import cohort as cohorts
+from fedkin.core.cohort import Cohort, Keep, Store
+from fedkin.core.federation import Clients, Federation, each
 from fedkin.errors import DataError, UsageError
-from fedkin.federation import Clients, Federation, each
-from fedkin.footprint import Footprint
-from fedkin.layout import Layout
 from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
+from fedkin.rounds import footprint
+from fedkin.rounds.footprint import Footprint
 
 FEW = {"sizes": (9, 6, 2, 5, 7, 4, 3, 8), "participation": 0.25}
 
@@ -75,10 +75,13 @@ def test_a_saved_state_of_something_else_is_refused(wrong: str) -> None:
     saved = kept.state()
     ids, rows = saved["row"]["ids"], saved["row"]["rows"]
     saved = {
-        "name": {"other": saved["row"]}, "id": {"row": {"ids": ids + 49, "rows": rows}},
-        "twice": {"row": {"ids": ids * 0, "rows": rows}}, "shape": {"row": {"ids": ids, "rows": rows[:, 1:]}},
-        "type": {"row": {"ids": ids, "rows": rows.double()}}, "count": {"row": {"ids": ids[:1], "rows": rows}},
-    }[wrong]  # fmt: skip
+        "name": {"other": saved["row"]},
+        "id": {"row": {"ids": ids + 49, "rows": rows}},
+        "twice": {"row": {"ids": ids * 0, "rows": rows}},
+        "shape": {"row": {"ids": ids, "rows": rows[:, 1:]}},
+        "type": {"row": {"ids": ids, "rows": rows.double()}},
+        "count": {"row": {"ids": ids[:1], "rows": rows}},
+    }[wrong]
     with pytest.raises(DataError, match="the saved state"):
         kept.restore(saved)
 
@@ -129,7 +132,7 @@ def test_how_many_are_judged_together_changes_no_bit(method: str, point: str, mo
 def test_without_a_chunk_the_models_judged_together_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of("fedavg", **FEW)
     width = job.site.layout.width
-    monkeypatch.setattr("fedkin.engines.local.cores", lambda: 2)
+    monkeypatch.setattr("fedkin.engines.simulator.cores", lambda: 2)
     assert 4 * width * job.engine.looks_at <= 16 << 20 < 4 * width * (job.engine.looks_at + 2)
     assert job_of("fedavg", **FEW, chunk=5).engine.looks_at == 5
 
@@ -204,8 +207,11 @@ def test_resuming_asks_no_second_time(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_the_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    files = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 8000 kB\n", "/sys/fs/cgroup/memory.max": "5000000\n",
-             "/sys/fs/cgroup/memory.current": "1000000\n"}  # fmt: skip
+    files = {
+        "/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 8000 kB\n",
+        "/sys/fs/cgroup/memory.max": "5000000\n",
+        "/sys/fs/cgroup/memory.current": "1000000\n",
+    }
 
     def read(path: Path) -> str:
         if str(path) not in files:
@@ -247,10 +253,10 @@ def test_what_was_expected_and_what_it_came_to_is_in_the_result_and_the_folder(t
 
 MEASURE = """
 import json, sys, numpy, torch
-from fedkin import footprint
+from fedkin.rounds import footprint
 from fedkin.config import make_config
 from fedkin.data import from_arrays
-from fedkin.rounds import drive, prepare
+from fedkin.rounds.job import drive, prepare
 torch.set_num_threads(1)
 given, draw = json.loads(sys.argv[1]), numpy.random.default_rng(0)
 arrays = [(draw.standard_normal((8, 64)).astype("f4"), draw.integers(0, 4, 8)) for _ in range(given["clients"])]
@@ -266,21 +272,32 @@ print(json.dumps([job.prepared.needed.host - now, footprint.peak() - now]))
 
 def growth(**given: Any) -> tuple[int, int]:
     """Bytes by which a process grows while it runs: expected, and measured in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", MEASURE, json.dumps(given)], capture_output=True, text=True,
-                          timeout=300, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, json.dumps(given)], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     expected, measured = json.loads(done.stdout.splitlines()[-1])
     return expected, measured
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [
-    {"method": "fedavg", "clients": 200}, {"method": "fedavg", "clients": 200, "chunk": 10},
-    {"method": "fedavg", "clients": 150, "way": "batched"}, {"method": "ditto", "clients": 200},
-    {"method": "fedcap", "clients": 150}, {"method": "fedcap", "clients": 600, "participation": 0.05},
-    {"method": "co-pfl", "clients": 60}, {"method": "c-pfl", "clients": 150}, {"method": "fedpkda", "clients": 150},
-    {"method": "pfedcs", "clients": 150}, {"method": "fedavg-ft", "clients": 150},
-], ids=lambda g: "-".join(map(str, g.values())))  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "fedavg", "clients": 200},
+        {"method": "fedavg", "clients": 200, "chunk": 10},
+        {"method": "fedavg", "clients": 150, "way": "batched"},
+        {"method": "ditto", "clients": 200},
+        {"method": "fedcap", "clients": 150},
+        {"method": "fedcap", "clients": 600, "participation": 0.05},
+        {"method": "co-pfl", "clients": 60},
+        {"method": "c-pfl", "clients": 150},
+        {"method": "fedpkda", "clients": 150},
+        {"method": "pfedcs", "clients": 150},
+        {"method": "fedavg-ft", "clients": 150},
+    ],
+    ids=lambda g: "-".join(map(str, g.values())),
+)
 def test_the_estimate_is_within_a_factor_of_two(given: dict[str, Any]) -> None:
     expected, measured = growth(**given)
     assert 0.5 < expected / measured < 2, f"expected {expected / 1e6:.0f} MB, measured {measured / 1e6:.0f} MB"

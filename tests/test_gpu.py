@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from fedkin.cohort import Cohort
 from fedkin.compute import graphs
+from fedkin.compute.backends import Work, run_way
 from fedkin.compute.batches import Source, crop_flip, plan
+from fedkin.compute.layout import Layout
 from fedkin.compute.losses import align, cross_entropy
 from fedkin.compute.optim import SGD, Adam, Moments
 from fedkin.compute.program import trace
-from fedkin.compute.ways import Work, run_way
 from fedkin.config import make_config
-from fedkin.layout import Layout
+from fedkin.core.cohort import Cohort
 from fedkin.models import build
-from fedkin.rounds import Result, prepare, run_config
-from fedkin.together import run_together
+from fedkin.rounds.job import Result, prepare, run_config
+from fedkin.sweep.together import run_together
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -146,8 +146,16 @@ def test_graphs_are_reused_with_other_rows_and_moments_go_on() -> None:
 
 
 def test_many_clients_in_one_pass_measure_what_each_would_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_config({"method": "fedavg", "data": "digits", "clients": 7, "partition": "dirichlet:0.3",
-                          "device": "cuda", "precision": "fp32"})  # fmt: skip
+    config = make_config(
+        {
+            "method": "fedavg",
+            "data": "digits",
+            "clients": 7,
+            "partition": "dirichlet:0.3",
+            "device": "cuda",
+            "precision": "fp32",
+        }
+    )
     run = prepare(config)
     cohort = Cohort(run.site, np.arange(7), 0, "look")
     rows = run.site.initial + 0.05 * torch.randn(7, len(run.site.initial), device="cuda")
@@ -165,10 +173,17 @@ def test_many_clients_in_one_pass_measure_what_each_would_alone(monkeypatch: pyt
 @pytest.mark.parametrize("way", ["graph", "compiled"])
 def test_runs_that_share_a_cohort_end_where_they_would_alone(way: str) -> None:
     base = {"data": "digits", "clients": 5, "rounds": 2, "epochs": 1, "device": "cuda", "precision": "fp32", "way": way}
-    cells = [make_config({**base, **c}) for c in (
-        {"method": "fedavg"}, {"method": "fedavg", "seed": 1, "attack": "sf"}, {"method": "ditto"},
-        {"method": "fedcap"}, {"method": "fedcap", "attack": "ipm"}, {"method": "co-pfl", "lr": 1e-3},
-    )]  # fmt: skip
+    cells = [
+        make_config({**base, **c})
+        for c in (
+            {"method": "fedavg"},
+            {"method": "fedavg", "seed": 1, "attack": "sf"},
+            {"method": "ditto"},
+            {"method": "fedcap"},
+            {"method": "fedcap", "attack": "ipm"},
+            {"method": "co-pfl", "lr": 1e-3},
+        )
+    ]
     for mine, cell in zip(run_together(cells), cells, strict=True):
         alone = run_config(cell)
         assert isinstance(mine, Result)

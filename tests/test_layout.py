@@ -6,14 +6,20 @@ import pytest
 import torch
 from torch import nn
 
+from fedkin.compute.layout import Layout
 from fedkin.errors import UsageError
-from fedkin.layout import Layout
 from fedkin.models import build
 
 ZOO = {
-    "cnn-512": (1, 16, 16), "fedcap-cifar": (3, 16, 16), "fedcap-emnist": (1, 16, 16), "harcnn": (3, 1, 20),
-    "mlp": (1, 4, 4), "fasttext": (5,), "resnet18": (3, 32, 32), "resnet18-cifar": (3, 8, 8),
-}  # fmt: skip
+    "cnn-512": (1, 16, 16),
+    "fedcap-cifar": (3, 16, 16),
+    "fedcap-emnist": (1, 16, 16),
+    "harcnn": (3, 1, 20),
+    "mlp": (1, 4, 4),
+    "fasttext": (5,),
+    "resnet18": (3, 32, 32),
+    "resnet18-cifar": (3, 8, 8),
+}
 
 
 def network(name: str, seed: int = 0) -> nn.Module:

@@ -11,12 +11,12 @@ import torch
 from scipy import stats
 
 from fedkin.config import make_config
+from fedkin.core.federation import Answer
 from fedkin.data import Dataset, Split
 from fedkin.errors import UsageError
-from fedkin.federation import Answer
 from fedkin.methods.c_pfl import CPFL
 from fedkin.methods.committee import lower_bound, tally
-from fedkin.rounds import Job, prepare
+from fedkin.rounds.job import Job, prepare
 
 CLASSES = 4
 
@@ -208,8 +208,10 @@ def test_large_clients_weigh_more_and_weights_sum_to_one() -> None:
     dataset, split = data(6)
     train = tuple(rows[: 2 + 2 * i] for i, rows in enumerate(split.train))
     kept: dict[str, torch.Tensor] = {}
-    run = job(given=(dataset, Split(train, split.validation, split.test, split.names)),
-              tamper=on("train", lambda c, body: kept.setdefault(str(c), body), "body"))  # fmt: skip
+    run = job(
+        given=(dataset, Split(train, split.validation, split.test, split.names)),
+        tamper=on("train", lambda c, body: kept.setdefault(str(c), body), "body"),
+    )
     run.advance()
     ids = notes(run, "accepted")[0]
     n = torch.tensor([2.0 + 2 * i for i in ids])

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from reference import Bench, distance, numbers
 from torch import Tensor, nn
 
-from fedkin.cohort import Cohort, Keep
+from fedkin.compute.layout import Layout
 from fedkin.compute.optim import Adam, Moments
-from fedkin.federation import Answer, Clients, Faults, Federation, Masked, Reply, weighted_mean
-from fedkin.layout import Layout
+from fedkin.core.cohort import Cohort, Keep
+from fedkin.core.federation import Answer, Clients, Faults, Federation, Masked, Reply, weighted_mean
 from fedkin.methods import METHODS, Method
 from fedkin.methods.co_pfl import COPFL, COPFLOptions
 from fedkin.methods.masks import cosine, grow, learnable, leave_one_out, normalised, shared_mean
@@ -52,9 +52,11 @@ class Tap:
 
 
 @given(
-    seed=st.integers(0, 10_000), rate=st.floats(0, 1), budget=st.floats(0, 1),
+    seed=st.integers(0, 10_000),
+    rate=st.floats(0, 1),
+    budget=st.floats(0, 1),
     scope=st.sampled_from(["per_tensor_unmasked", "global"]),
-)  # fmt: skip
+)
 @settings(max_examples=60, deadline=None)
 def test_masks_only_grow_and_never_beyond_the_budget(seed: int, rate: float, budget: float, scope: Any) -> None:
     random = torch.Generator().manual_seed(seed)
@@ -239,8 +241,10 @@ def test_the_learning_rate_is_the_runs_unless_given() -> None:
 def two_passes(bench: Bench, options: COPFLOptions, starts: list[Tensor], lr: float) -> list[Tensor]:
     """Algorithm 2, lines 1-16, with ordinary modules: masked gradients, the moments written out."""
     count = len(bench.parts)
-    memory = [{part: [torch.zeros(bench.layout.width), torch.zeros(bench.layout.width), 0] for part in "ps"}
-              for _ in range(count)]  # fmt: skip
+    memory = [
+        {part: [torch.zeros(bench.layout.width), torch.zeros(bench.layout.width), 0] for part in "ps"}
+        for _ in range(count)
+    ]
     masks, own, results = [torch.zeros(bench.layout.width, dtype=torch.bool)] * count, [bench.initial] * count, []
 
     def one(k: int, row: Tensor, h: Tensor, part: str, fit: int, epochs: int, round: int) -> Tensor:
@@ -269,8 +273,9 @@ def two_passes(bench: Bench, options: COPFLOptions, starts: list[Tensor], lr: fl
                 fit += 1
                 from_ = mine if options.alternation == "gauss_seidel" else begin
                 row = torch.where(m, mine, one(k, from_, ~m, "s", fit, bench.epochs // turns, r))
-            masks[k] = grow(m[None], (start - row).abs()[None], bench.layout, options.p, options.gamma,
-                            options.scope)[0]  # fmt: skip
+            masks[k] = grow(m[None], (start - row).abs()[None], bench.layout, options.p, options.gamma, options.scope)[
+                0
+            ]
             if options.transfer_moments:
                 for i in (0, 1):
                     memory[k]["p"][i] = torch.where(masks[k] & ~m, memory[k]["s"][i], memory[k]["p"][i])
@@ -288,8 +293,16 @@ def two_passes(bench: Bench, options: COPFLOptions, starts: list[Tensor], lr: fl
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_the_two_passes_are_those_of_algorithm_2(way: str, options: dict[str, Any], epochs: int) -> None:
     sizes, lr = (9, 1, 6), 0.01
-    bench = Bench(Network(), *numbers(sum(sizes), (FEATURES,), 3), sizes, classes=4, opt=Adam(lr), epochs=epochs,
-                  way=way, keeps=COPFL.keeps)  # fmt: skip
+    bench = Bench(
+        Network(),
+        *numbers(sum(sizes), (FEATURES,), 3),
+        sizes,
+        classes=4,
+        opt=Adam(lr),
+        epochs=epochs,
+        way=way,
+        keeps=COPFL.keeps,
+    )
     method, layout = COPFL(COPFLOptions(cowa="none", **options)), bench.layout
     servers = [bench.initial + 0.01 * torch.randn(layout.width) for _ in range(3)]
     expected = two_passes(bench, method.options, servers, lr)

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from conformance import CHECKS, federation, finished, job_of, personal_rows, poison
 from torch import Tensor
 
-from fedkin.compute import keys
+from fedkin.compute import random as keys
 from fedkin.config import make_config
-from fedkin.federation import Answer, Clients, Federation, each
+from fedkin.core.federation import Answer, Clients, Federation, each
 from fedkin.methods.fedavg import FedAvg
 from fedkin.methods.fedcap import FedCAP
 from fedkin.methods.similarity import contributions, usual
-from fedkin.rounds import Job, prepare
+from fedkin.rounds.job import Job, prepare
 
 FIVE = (9, 6, 1, 5, 8)
 
@@ -204,8 +204,17 @@ def test_a_rule_averages_the_model_that_clients_are_given_and_no_mere_reference(
     def median(rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
         return rows.median(0).values
 
-    config = make_config({"method": "fedcap", "model": "mlp", "rounds": 1, "epochs": 1, "device": "cpu", "way": "each",
-                          "options": {"ablation": ablation}})  # fmt: skip
+    config = make_config(
+        {
+            "method": "fedcap",
+            "model": "mlp",
+            "rounds": 1,
+            "epochs": 1,
+            "device": "cpu",
+            "way": "each",
+            "options": {"ablation": ablation},
+        }
+    )
     job = prepare(config, data=federation(), average=median)
     job.advance()
     pool, samples = job.method.pool, job.fed.all.samples.float()
@@ -358,8 +367,17 @@ def test_where_nothing_is_detected_what_is_not_finite_is_as_good_as_silence(opti
 @pytest.mark.parametrize("profile", ["paper", "official"])
 @pytest.mark.parametrize("participation", [1.0, 0.6])
 def test_attackers_that_send_nan_are_found(profile: str, participation: float) -> None:
-    result = finished(job_of("fedcap", {"profile": profile}, sizes=(6,) * 10, rounds=8, participation=participation,
-                             attack="nan", malicious=0.3)).result()  # fmt: skip
+    result = finished(
+        job_of(
+            "fedcap",
+            {"profile": profile},
+            sizes=(6,) * 10,
+            rounds=8,
+            participation=participation,
+            attack="nan",
+            malicious=0.3,
+        )
+    ).result()
     found = result.detection
     assert found is not None
     assert (found.overall.accuracy, found.overall.false_negative, found.overall.false_positive) == (1.0, 0.0, 0.0)
@@ -399,10 +417,12 @@ def test_the_bytes_of_a_round_are_those_of_the_message_table() -> None:
     job = visits(job_of("fedcap", sizes=FIVE), [0, 1, 2], [1, 2, 3, 4], [1, 2, 3, 4], [0])
     assert ledger(job) == [
         (0, "train", 3, 3, 3),
-        (1, "collect", 2, 2, 2), (1, "train", 4, 4, 4),
+        (1, "collect", 2, 2, 2),
+        (1, "train", 4, 4, 4),
         (2, "train", 4, 4, 4),
-        (3, "collect", 1, 1, 1), (3, "train", 1, 1, 1),
-    ]  # fmt: skip
+        (3, "collect", 1, 1, 1),
+        (3, "train", 1, 1, 1),
+    ]
     assert all(e.bytes_down % (4 * job.site.layout.size("model")) == 0 for e in job.fed.exchanges)
 
 
@@ -439,9 +459,11 @@ def test_last_known_is_the_calibrated_update_of_the_last_visit() -> None:
 def test_customising_for_all_collects_once_after_each_round() -> None:
     job = visits(job_of("fedcap", {"eval_customise_all": True}, sizes=FIVE), [0, 1], [1, 2, 3])
     assert ledger(job) == [
-        (0, "train", 2, 2, 2), (0, "collect", 3, 3, 3),
-        (1, "train", 3, 3, 3), (1, "collect", 2, 2, 2),
-    ]  # fmt: skip
+        (0, "train", 2, 2, 2),
+        (0, "collect", 3, 3, 3),
+        (1, "train", 3, 3, 3),
+        (1, "collect", 2, 2, 2),
+    ]
     rows = customised(job)
     assert not any(torch.equal(row, job.method.model) for row in rows)
     assert close(rows[[0, 4]], notes(job, "weights_absent", 1)[0] @ job.method.pool)
@@ -518,7 +540,7 @@ def test_a_newcomer_is_collected_from_customised_for_and_trains_its_own() -> Non
     done = job.method.welcome(job.fed, job.fed.all[4:])
     assert list(done) == [4]
     assert ledger(job)[2:] == [(2, "collect", 1, 1, 1), (2, "settle", 1, 1, 0)]
-    (_, _, _, sent, _, update), = record.seen
+    ((_, _, _, sent, _, update),) = record.seen
     assert torch.equal(sent[0], job.method.origin)
     pool = dict(zip(job.method.members, job.method.updates, strict=True))
     weights = slow_weights(update[0], pool, 5.0, 0.3, 4)
@@ -608,9 +630,12 @@ def test_without_detection_what_is_not_finite_still_stays_out() -> None:
 # ---------------------------------------------------------------- the promises of every method, with other options
 
 OTHERS: list[dict[str, Any]] = [
-    {"profile": "official"}, {"profile": "robust", "output": "customised"}, {"collect": "last_known", "phi": "equal"},
-    {"collect": "zero", "ablation": "1"}, {"ablation": "2"},
-]  # fmt: skip
+    {"profile": "official"},
+    {"profile": "robust", "output": "customised"},
+    {"collect": "last_known", "phi": "equal"},
+    {"collect": "zero", "ablation": "1"},
+    {"ablation": "2"},
+]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)

@@ -15,17 +15,17 @@ import torch.nn.functional as F
 from reference import train_client
 from torch import Tensor, nn
 
-from fedkin.cohort import Cohort
 from fedkin.compute.batches import plan
 from fedkin.compute.optim import SGD
 from fedkin.config import make_config
+from fedkin.core.cohort import Cohort
+from fedkin.core.federation import Answer, Masked
 from fedkin.data import Dataset
 from fedkin.data.split import Split
 from fedkin.errors import UsageError
-from fedkin.federation import Answer, Masked
 from fedkin.methods import METHODS, options_of, prototypes
 from fedkin.methods.prototypes import PrototypeOptions, global_prototypes, laplace, mahalanobis_weights, phase
-from fedkin.rounds import Job, prepare
+from fedkin.rounds.job import Job, prepare
 
 INPUT, WIDTH, CLASSES = 6, 8, 5
 SIZES = (11, 1, 9, 14, 6, 8)  # one client with a single sample
@@ -54,11 +54,28 @@ def toy(sizes: tuple[int, ...] = SIZES) -> tuple[Dataset, Split]:
     return Dataset("toy", x, y, CLASSES), Split(parts, none, parts, tuple(f"c{i}" for i in range(len(sizes))))
 
 
-def job(options: dict[str, Any] | None = None, *, method: str = "fedpkda", sizes: tuple[int, ...] = SIZES,
-        tamper: Any = None, **config: Any) -> Job:  # fmt: skip
+def job(
+    options: dict[str, Any] | None = None,
+    *,
+    method: str = "fedpkda",
+    sizes: tuple[int, ...] = SIZES,
+    tamper: Any = None,
+    **config: Any,
+) -> Job:
     torch.manual_seed(1)
-    values = {"method": method, "rounds": 4, "epochs": 2, "batch": 4, "lr": 0.05, "device": "cpu", "way": "each",
-              "init": "given", "options": options or {}, "clients": len(sizes), **config}  # fmt: skip
+    values = {
+        "method": method,
+        "rounds": 4,
+        "epochs": 2,
+        "batch": 4,
+        "lr": 0.05,
+        "device": "cpu",
+        "way": "each",
+        "init": "given",
+        "options": options or {},
+        "clients": len(sizes),
+        **config,
+    }
     return prepare(make_config(values), model=Net(), data=toy(sizes), tamper=tamper)
 
 
@@ -105,20 +122,26 @@ def test_phase_is_odd_increasing_and_has_the_papers_values() -> None:
     assert [round(phase(s), 3) for s in (0.1, 0.5, 1.0, 2.5, 5.0)] == [0.072, 0.345, 0.615, 0.941, 0.997]
 
 
-@pytest.mark.parametrize(("profile", "expected"), [
-    ("paper", (0.1 + 0.5 * (1 - phase(0.5)), 0.1 + 0.9 * phase(0.5))),
-    ("official", (0.1 + 0.3 * (1 - phase(2.5)), 0.1 + 0.5 * phase(2.5))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("paper", (0.1 + 0.5 * (1 - phase(0.5)), 0.1 + 0.9 * phase(0.5))),
+        ("official", (0.1 + 0.3 * (1 - phase(2.5)), 0.1 + 0.5 * phase(2.5))),
+    ],
+)
 def test_pulls_at_half_time(profile: str, expected: tuple[float, float]) -> None:
     kind = METHODS["fedpkda"]
     method: Any = kind(options_of(kind, {"profile": profile}, "fedpkda"))
     assert method.pulls(0.5) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(("profile", "expected"), [
-    ("paper", [1 / 4, 2 / 4, 3 / 4, 1.0]),  # t is in (0, 1]
-    ("official", [0.0, 1 / 4, 2 / 4, 3 / 4]),  # the authors' code divides the number of the epoch, from 0, by T
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("paper", [1 / 4, 2 / 4, 3 / 4, 1.0]),  # t is in (0, 1]
+        ("official", [0.0, 1 / 4, 2 / 4, 3 / 4]),  # the authors' code divides the number of the epoch, from 0, by T
+    ],
+)
 def test_progress_of_the_rounds(profile: str, expected: list[float]) -> None:
     seen: list[float] = []
 
@@ -462,6 +485,7 @@ def test_a_round_is_what_a_plain_loop_makes_of_the_paper(
 
     expected, gammas = [], []
     for k in range(len(SIZES)):
+
         def pull(f: Tensor, y: Tensor, k: int = k) -> Tensor:
             return near * pulled(how, f, y, exact[k], has[k]) + far * pulled(how, f, y, goals, known)
 
@@ -472,8 +496,12 @@ def test_a_round_is_what_a_plain_loop_makes_of_the_paper(
             train_client(module, batches(j, k, 1, 1), SGD(0.002), learn="body", loss=lambda f, z, y: pull(f, y))
             fits = 2
         align = not official
-        train_client(module, batches(j, k, fits, 2), SGD(0.05),
-                     loss=lambda f, z, y, on=align: F.cross_entropy(z, y) + (pull(f, y) if on else 0.0))  # fmt: skip
+        train_client(
+            module,
+            batches(j, k, fits, 2),
+            SGD(0.05),
+            loss=lambda f, z, y, on=align: F.cross_entropy(z, y) + (pull(f, y) if on else 0.0),
+        )
         expected.append(layout.row(module))
         shared = list(module.parameters() if official else module.body.parameters())
         gamma, part = 0.0, torch.from_numpy(j.site.parts["train"][k])
@@ -528,13 +556,16 @@ def forged(values: list[float]) -> Any:
     return tamper
 
 
-@pytest.mark.parametrize(("profile", "sent", "share"), [
-    ("paper", [1, 2, 3, 4, 5, 85], [0.01, 0.02, 0.03, 0.04, 0.05, 0.85]),
-    ("robust", [1, 2, 3, 4, 5, 1e30], [1 / 30, 2 / 30, 3 / 30, 4 / 30, 5 / 30, 15 / 30]),  # lower median 3
-    ("paper", [1, 1, 1, 1, 0, -7], [0.25, 0.25, 0.25, 0.25, 0, 0]),
-    ("paper", [0] * 6, [n / sum(SIZES) for n in SIZES]),
-    ("paper", [3e38] * 6, [1 / 6] * 6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("profile", "sent", "share"),
+    [
+        ("paper", [1, 2, 3, 4, 5, 85], [0.01, 0.02, 0.03, 0.04, 0.05, 0.85]),
+        ("robust", [1, 2, 3, 4, 5, 1e30], [1 / 30, 2 / 30, 3 / 30, 4 / 30, 5 / 30, 15 / 30]),  # lower median 3
+        ("paper", [1, 1, 1, 1, 0, -7], [0.25, 0.25, 0.25, 0.25, 0, 0]),
+        ("paper", [0] * 6, [n / sum(SIZES) for n in SIZES]),
+        ("paper", [3e38] * 6, [1 / 6] * 6),
+    ],
+)
 def test_weights_of_the_average(profile: str, sent: list[float], share: list[float]) -> None:
     j = advanced(job({"profile": profile}, tamper=forged([float(v) for v in sent])), 1)
     assert j.fed.notes[-1].value.tolist() == pytest.approx(share, rel=1e-6)
@@ -678,8 +709,10 @@ def test_two_clients_have_no_global_prototypes_and_still_train(profile: str) -> 
 
 @pytest.mark.parametrize("profile", ["paper", "official"])
 def test_neither_the_way_nor_the_chunk_matters(profile: str) -> None:
-    runs = [advanced(job({"profile": profile}, participation=0.7, **how), 3).rows()
-            for how in ({}, {"chunk": 1}, {"way": "threads"}, {"way": "batched"})]  # fmt: skip
+    runs = [
+        advanced(job({"profile": profile}, participation=0.7, **how), 3).rows()
+        for how in ({}, {"chunk": 1}, {"way": "threads"}, {"way": "batched"})
+    ]
     assert torch.equal(runs[0], runs[1])
     for other in runs[2:]:
         assert torch.allclose(runs[0], other, atol=1e-5)

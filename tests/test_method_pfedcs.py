@@ -15,12 +15,12 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 
 from fedkin.config import make_config
+from fedkin.core.federation import Answer
 from fedkin.data import Dataset, Split
 from fedkin.errors import UsageError
-from fedkin.federation import Answer
 from fedkin.methods import mixture
 from fedkin.methods.pfedcs import PFedCS, PFedCSOptions, collaborators, mixing
-from fedkin.rounds import Job, prepare
+from fedkin.rounds.job import Job, prepare
 
 # ---------------------------------------------------------------- rows of distances
 
@@ -94,8 +94,9 @@ def test_a_fit_from_the_same_start_is_sklearns() -> None:
         x = row[:, None]
         means = np.array([[row[first].mean()], [row[~first].mean()]])
         precisions = np.array([[[1 / (row[g].var() + 1e-6)]] for g in (first, ~first)])
-        mix = GaussianMixture(2, weights_init=[first.mean(), 1 - first.mean()], means_init=means,
-                              precisions_init=precisions)  # fmt: skip
+        mix = GaussianMixture(
+            2, weights_init=[first.mean(), 1 - first.mean()], means_init=means, precisions_init=precisions
+        )
         labels = mix.fit_predict(x)
         assert bound == pytest.approx(mix.lower_bound_, abs=1e-9)
         assert (mine == (labels == mix.means_[:, 0].argmin())).all()
@@ -266,10 +267,24 @@ class Tiny(nn.Module):
         return self.head(self.body(x))
 
 
-def job_of(method: str = "pfedcs", data: Any = None, model: nn.Module | None = None, tamper: Any = None,
-           options: dict[str, Any] | None = None, **config: Any) -> Job:  # fmt: skip
-    settings = {"rounds": 4, "epochs": 1, "batch": 6, "lr": 0.1, "device": "cpu", "way": "each", "init": "given",
-                **config}  # fmt: skip
+def job_of(
+    method: str = "pfedcs",
+    data: Any = None,
+    model: nn.Module | None = None,
+    tamper: Any = None,
+    options: dict[str, Any] | None = None,
+    **config: Any,
+) -> Job:
+    settings = {
+        "rounds": 4,
+        "epochs": 1,
+        "batch": 6,
+        "lr": 0.1,
+        "device": "cpu",
+        "way": "each",
+        "init": "given",
+        **config,
+    }
     torch.manual_seed(0)
     made = make_config({"method": method, **settings, "options": options or {}})
     return prepare(made, data=data or blocky(), model=model or Tiny(), tamper=tamper)

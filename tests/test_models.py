@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedkin.compute.layout import Layout
 from fedkin.errors import UsageError
-from fedkin.layout import Layout
 from fedkin.models import MODELS, build, default_model
 
 
@@ -54,9 +54,14 @@ def test_padding_does_not_count_in_the_mean_of_words() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "vocabulary", "name"),
-    [((1, 28, 28), 0, "cnn-512"), ((1, 8, 8), 0, "mlp"), ((3, 1, 200), 0, "harcnn"), ((30,), 0, "mlp"),
-     ((20,), 100, "fasttext")],
-)  # fmt: skip
+    [
+        ((1, 28, 28), 0, "cnn-512"),
+        ((1, 8, 8), 0, "mlp"),
+        ((3, 1, 200), 0, "harcnn"),
+        ((30,), 0, "mlp"),
+        ((20,), 100, "fasttext"),
+    ],
+)
 def test_the_default_network_fits_the_data(shape: tuple[int, ...], vocabulary: int, name: str) -> None:
     assert default_model(shape, vocabulary) == name
     build(name, shape, 2, vocabulary)

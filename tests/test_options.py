@@ -15,6 +15,7 @@ from fedkin.config import Config, make_config, read_toml
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS
 from fedkin.options import describe, option, validated
+from fedkin.rounds.job import optimiser_of
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,28 @@ def test_defaults_hold_when_nothing_is_given() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("count", "7", 7), ("count", 7.0, 7), ("share", 1, 1.0), ("share", "0.25", 0.25), ("share", "1e-3", 1e-3),
-        ("flag", "False", False), ("flag", "no", False), ("flag", "0", False), ("flag", 0, False),
-        ("flag", "true", True), ("flag", "ON", True), ("flag", 1, True), ("flag", True, True),
-        ("kind", "head", "head"), ("limit", "none", None), ("limit", None, None), ("limit", "4", 4),
-        ("sizes", "3,4", (3, 4)), ("sizes", [5], (5,)), ("text", "3", "3"),
+        ("count", "7", 7),
+        ("count", 7.0, 7),
+        ("share", 1, 1.0),
+        ("share", "0.25", 0.25),
+        ("share", "1e-3", 1e-3),
+        ("flag", "False", False),
+        ("flag", "no", False),
+        ("flag", "0", False),
+        ("flag", 0, False),
+        ("flag", "true", True),
+        ("flag", "ON", True),
+        ("flag", 1, True),
+        ("flag", True, True),
+        ("kind", "head", "head"),
+        ("limit", "none", None),
+        ("limit", None, None),
+        ("limit", "4", 4),
+        ("sizes", "3,4", (3, 4)),
+        ("sizes", [5], (5,)),
+        ("text", "3", "3"),
     ],
-)  # fmt: skip
+)
 def test_text_becomes_what_it_says(name: str, value: object, expected: object) -> None:
     found = getattr(validated(Schema, {name: value}), name)
     assert found == expected
@@ -51,16 +67,30 @@ def test_text_becomes_what_it_says(name: str, value: object, expected: object) -
 @pytest.mark.parametrize(
     ("name", "value", "accepts"),
     [
-        ("count", 2.5, "a whole number from 1 to 10"), ("count", "2.5", "whole"), ("count", True, "whole number"),
-        ("count", 0, "from 1 to 10"), ("count", 11, "from 1 to 10"), ("count", "many", "whole number"),
-        ("count", None, "whole number"), ("count", float("inf"), "whole number"),
-        ("share", 0, "above 0 up to 1"), ("share", 1.01, "above 0 up to 1"), ("share", float("nan"), "a number"),
-        ("share", "nan", "a number"), ("share", True, "a number"), ("share", "half", "a number"),
-        ("flag", "maybe", "true or false"), ("flag", 2, "true or false"), ("flag", "", "true or false"),
-        ("kind", "tail", "full, head"), ("limit", 0, "at least 1"), ("limit", "few", "none"),
-        ("sizes", "1,x", "a list of a whole number"), ("text", 3, "text"),
+        ("count", 2.5, "a whole number from 1 to 10"),
+        ("count", "2.5", "whole"),
+        ("count", True, "whole number"),
+        ("count", 0, "from 1 to 10"),
+        ("count", 11, "from 1 to 10"),
+        ("count", "many", "whole number"),
+        ("count", None, "whole number"),
+        ("count", float("inf"), "whole number"),
+        ("share", 0, "above 0 up to 1"),
+        ("share", 1.01, "above 0 up to 1"),
+        ("share", float("nan"), "a number"),
+        ("share", "nan", "a number"),
+        ("share", True, "a number"),
+        ("share", "half", "a number"),
+        ("flag", "maybe", "true or false"),
+        ("flag", 2, "true or false"),
+        ("flag", "", "true or false"),
+        ("kind", "tail", "full, head"),
+        ("limit", 0, "at least 1"),
+        ("limit", "few", "none"),
+        ("sizes", "1,x", "a list of a whole number"),
+        ("text", 3, "text"),
     ],
-)  # fmt: skip
+)
 def test_values_that_are_not_meant_are_refused_with_what_is(name: str, value: object, accepts: str) -> None:
     with pytest.raises(UsageError, match=accepts) as error:
         validated(Schema, {name: value})
@@ -77,8 +107,16 @@ def test_only_an_option_that_says_so_may_be_infinite() -> None:
 
     assert validated(Bounds, {"bound": "inf"}).bound == float("inf")
     assert "or inf" in next(d.accepts for d in describe(Bounds) if d.name == "bound")
-    for name, value in (("rate", "inf"), ("rate", float("inf")), ("rate", "1e999"), ("bound", "nan"), ("bound", "-inf"),
-                        ("levels", "0.5,nan"), ("levels", [float("inf")]), ("share", "inf")):  # fmt: skip
+    for name, value in (
+        ("rate", "inf"),
+        ("rate", float("inf")),
+        ("rate", "1e999"),
+        ("bound", "nan"),
+        ("bound", "-inf"),
+        ("levels", "0.5,nan"),
+        ("levels", [float("inf")]),
+        ("share", "inf"),
+    ):
         with pytest.raises(UsageError, match="must be finite"):
             validated(Bounds, {name: value})
     for name in ("lr", "quantity_skew", "weight_decay"):
@@ -183,11 +221,11 @@ def test_a_wrong_setting_is_refused(values: dict, words: str) -> None:
 
 
 def test_optimisers_are_made_of_the_settings() -> None:
-    made = make_config({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}).optimiser_of()
+    made = optimiser_of(make_config({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}))
     assert made == SGD(0.1, 0.9, 0.01)
-    assert make_config({"optimiser": "adam", "lr": 0.1}).optimiser_of() == Adam(0.1)
+    assert optimiser_of(make_config({"optimiser": "adam", "lr": 0.1})) == Adam(0.1)
     with pytest.raises(UsageError, match="momentum"):
-        make_config({"optimiser": "adam", "momentum": 0.9}).optimiser_of()
+        optimiser_of(make_config({"optimiser": "adam", "momentum": 0.9}))
 
 
 def test_a_toml_file_is_a_configuration(tmp_path: Path) -> None:

@@ -16,19 +16,19 @@ from reference import OPTIMISERS, Bench, distance, numbers, train_client
 from torch import Tensor, nn
 
 import fedkin as fk
+from fedkin.compute.layout import Layout
 from fedkin.compute.program import Opaque, Program
 from fedkin.config import make_config
 from fedkin.data import Dataset, Split, from_arrays
-from fedkin.deploy.model_file import Card
-from fedkin.deploy.model_file import load as load_model
-from fedkin.deploy.model_file import save as save_model
 from fedkin.errors import DataError, UsageError
-from fedkin.inference import labels
-from fedkin.layout import Layout
 from fedkin.methods import METHODS
 from fedkin.models import Ready, Samples, draw_anew
-from fedkin.rounds import prepare
+from fedkin.rounds.inference import labels
+from fedkin.rounds.job import prepare
 from fedkin.testing import federation
+from fedkin.use.model_file import Card
+from fedkin.use.model_file import load as load_model
+from fedkin.use.model_file import save as save_model
 
 QUICK: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch": 4, "lr": 0.1, "device": "cpu", "way": "each"}
 
@@ -173,8 +173,8 @@ def test_one_copy_of_a_frozen_parameter_serves_all_rows() -> None:
     from fedkin.compute import program as module
 
     rule = module.RULES[nn.Linear]
-    module.RULES[nn.Linear] = lambda m, name, t, x, rows, c: seen.append(t.get("body.4.weight")) or rule(
-        m, name, t, x, rows, c
+    module.RULES[nn.Linear] = lambda m, name, t, x, rows, c: (
+        seen.append(t.get("body.4.weight")) or rule(m, name, t, x, rows, c)
     )
     try:
         program(layout.tensors(layout.row(network).repeat(5, 1)), torch.zeros(10, 2, 8, 8), 5, module.Context())
@@ -334,8 +334,11 @@ def old_weight_norm() -> nn.Module:
     ("network", "head", "words"),
     [
         (HeadFirst(used=True), None, "'aux' and 'fc' both make the output of HeadFirst"),
-        (nn.Sequential(nn.Linear(6, 8), nn.Unflatten(1, (8, 1)), nn.Conv1d(8, 4, 1), nn.Flatten()), None,
-         "no nn.Linear makes the 4 outputs"),
+        (
+            nn.Sequential(nn.Linear(6, 8), nn.Unflatten(1, (8, 1)), nn.Conv1d(8, 4, 1), nn.Flatten()),
+            None,
+            "no nn.Linear makes the 4 outputs",
+        ),
         (HeadFirst(), "aux", "'aux' has no part in the output"),
         (HeadFirst(), "body", "'body' gives 8 numbers a sample, HeadFirst gives 4"),
         (HeadFirst(), "cf", "did you mean 'fc'"),
@@ -348,7 +351,7 @@ def old_weight_norm() -> nn.Module:
         (nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Linear(1, 4)), None, r"returns shape \(6, 6, 4\)"),
     ],
     ids=lambda v: v if isinstance(v, str) else type(v).__name__,
-)  # fmt: skip
+)
 def test_a_head_that_is_not_known_is_asked_for(network: nn.Module, head: str | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         fk.run("fedavg", model=network, head=head, data=federation(), **QUICK)
@@ -527,12 +530,15 @@ def test_a_personal_model_goes_by_name_and_refuses_what_it_was_not_trained_on() 
         result.predict([[1, 2], [3]], 0)
 
 
-@pytest.mark.parametrize(("kind", "x", "words"), [
-    ("features", np.full((2, 4), np.nan), "not finite"),
-    ("features", [["a"] * 4], "give numbers"),
-    ("text", [[1, 2, 3, 4, 99]], "token ids run from 1 to 99"),
-    ("text", [[1, 2, 3]], r"of shape \(3,\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "x", "words"),
+    [
+        ("features", np.full((2, 4), np.nan), "not finite"),
+        ("features", [["a"] * 4], "give numbers"),
+        ("text", [[1, 2, 3, 4, 99]], "token ids run from 1 to 99"),
+        ("text", [[1, 2, 3]], r"of shape \(3,\)"),
+    ],
+)
 def test_samples_that_no_model_takes_are_refused(kind: str, x: Any, words: str) -> None:
     result = fk.run("fedavg", data=_data(kind), rounds=1, epochs=1, device="cpu", way="each")
     with pytest.raises(DataError, match=words):

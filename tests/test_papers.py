@@ -17,32 +17,54 @@ import pytest
 from scipy.stats import kendalltau
 from typer.testing import CliRunner
 
-from fedkin import rounds
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.cli.flags import seeds_of
 from fedkin.config import Config
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS
-from fedkin.papers import compare, render
-from fedkin.papers.metrics import METRICS, Outcome, Point, Traces, facts, value_of
+from fedkin.papers import render
+from fedkin.papers import verdicts as compare
+from fedkin.papers.measures import METRICS, Outcome, Point, Traces, facts, value_of
 from fedkin.papers.plan import Data, Plan, calibrate, make_plan, quick
-from fedkin.papers.reproduce import Ledger, Session, batches, commit, from_folder, reproduce, run_cells, trained
-from fedkin.papers.tables import NAMES, Paper, canonical, forget, load_file, load_paper, parse
-from fedkin.track.folder import RunFolder
+from fedkin.papers.published import NAMES, Paper, canonical, forget, load_file, load_paper, parse
+from fedkin.papers.runner import Ledger, Session, batches, commit, from_folder, reproduce, run_cells, trained
+from fedkin.rounds import job as rounds
+from fedkin.runs.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 
 LISTED = {
     "c-pfl": ["table3", "table4", "table5", "table6", "figure4", "figure5", "figure6"],
     "pfedcs": ["table1", "table2", "table3", "table4", "table5"],
-    "fedcap": ["table1", "table2", "table3", "table4", "table5", "figure8", "figure9", "figure10", "figure11",
-               "figure12"],
+    "fedcap": [
+        "table1",
+        "table2",
+        "table3",
+        "table4",
+        "table5",
+        "figure8",
+        "figure9",
+        "figure10",
+        "figure11",
+        "figure12",
+    ],
     "co-pfl": ["table1", "table2", "table3", "table7", "table8", "table9", "table10", "mamo"],
     "fedpkda": ["table1", "table2", "table3", "figure4"],
-    "claims": ["fedcap-benign", "fedcap-fltrust", "fedcap-length", "co-pfl-baselines", "pfedcs-fedper",
-               "pfedcs-blocks", "c-pfl-tuning", "c-pfl-flips", "c-pfl-figure4-flips", "c-pfl-noise", "fedpkda-fedper"],
+    "claims": [
+        "fedcap-benign",
+        "fedcap-fltrust",
+        "fedcap-length",
+        "co-pfl-baselines",
+        "pfedcs-fedper",
+        "pfedcs-blocks",
+        "c-pfl-tuning",
+        "c-pfl-flips",
+        "c-pfl-figure4-flips",
+        "c-pfl-noise",
+        "fedpkda-fedper",
+    ],
     "natural": ["ucihar", "wisdm51", "mnist", "rates"],
-}  # fmt: skip
+}
 
 # typed from the papers by hand, apart from the files
 PRINTED = [
@@ -230,7 +252,7 @@ right = ["*"]
         ('methods = "rows"', "colour = 1", "unknown key 'colour'"),
         ('numbers = [50.0, "?"]', "numbers = [50.0]", "has 1 numbers for 2 columns"),
         ('numbers = [50.0, "?"]', 'numbers = [50.0, "51"]', "'51' is no number"),
-        ('numbers = [50.0, "?"]', 'numbers = [50.0, nan]', "nan is no number"),
+        ('numbers = [50.0, "?"]', "numbers = [50.0, nan]", "nan is no number"),
         ('use = ["hostile"]', 'use = ["hostil"]', "unknown named settings 'hostil': did you mean 'hostile'"),
         ('name = "Ditto"', 'name = "FedAvg"', "'FedAvg' stands there twice"),
         ('set = { method = "ditto" }', 'set = { method = "ditto", options = { ditto = { mu = 1 } } }', "'mu'"),
@@ -242,7 +264,7 @@ right = ["*"]
         ('name = "storm"', 'name = "storm"\nratio_to = "Nobody"', "refers to 'Nobody'"),
         ('name = "storm"', 'name = "storm"\nratio_to = "FedAvg"\ndrop_from = "calm"', "exclude each other"),
     ],
-)  # fmt: skip
+)
 def test_broken_files_are_refused(old: str, new: str, error: str) -> None:
     assert old in MINI
     with pytest.raises(DataError, match=re.escape(error)) as caught:
@@ -293,8 +315,12 @@ def test_runs_are_shared_and_the_first_seed_comes_first(mini: Paper) -> None:
 
 def test_accuracy_and_detection_come_from_the_same_runs() -> None:
     paper = load_paper("fedcap")
-    chosen = [(paper.table(t), c) for t, col in (("table1", "FedCAP"), ("table3", "SF"))
-              for c in paper.table(t).select(["CIFAR-10"], [col]) if "SF" in (c.row.split()[-1], c.column)]  # fmt: skip
+    chosen = [
+        (paper.table(t), c)
+        for t, col in (("table1", "FedCAP"), ("table3", "SF"))
+        for c in paper.table(t).select(["CIFAR-10"], [col])
+        if "SF" in (c.row.split()[-1], c.column)
+    ]
     plan = make_plan(paper, chosen, (0,), Data(), small=True)
     assert len(chosen) == 5
     assert [c.options["output"] for c in plan.runs if "output" in c.options] == ["customised"]
@@ -426,7 +452,7 @@ def test_records_from_before_a_setting_was_added_still_count(mini: Paper, tmp_pa
 
 
 def test_a_copy_that_is_no_checkout_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkin.track.recorder.git_state", lambda folder: None)
+    monkeypatch.setattr("fedkin.runs.recorder.git_state", lambda folder: None)
     try:
         known = {"": "fedkin ", "0123456789abcdef01": "0123456789ab", "0123456789abcdef+": "0123456789ab+"}
         for told, said in known.items():
@@ -501,8 +527,10 @@ def outcomes(configs: list[Config], together: int = 1) -> list[Outcome]:
 
 def test_running_together_is_the_same_as_one_by_one(tmp_path: Path) -> None:
     base = Config(clients=5, rounds=2, epochs=1, samples_per_client=40, lr=0.05, runs_dir=str(tmp_path))
-    configs = [replace(base, method=m, seed=s, attack=a) for m, s, a in (("fedavg", 0, "none"), ("ditto", 0, "sf"),
-                                                                         ("fedavg", 1, "none"))]  # fmt: skip
+    configs = [
+        replace(base, method=m, seed=s, attack=a)
+        for m, s, a in (("fedavg", 0, "none"), ("ditto", 0, "sf"), ("fedavg", 1, "none"))
+    ]
     assert batches(configs, 2) == [[0, 1], [2]]
     one, two = outcomes(configs), outcomes(configs, 3)
     assert [o.identity for o in one] == [o.identity for o in two]
@@ -624,7 +652,8 @@ def test_a_training_that_is_judged_in_several_ways_is_done_once(
         assert found is not None
         ours = [(p.round, p.micro, p.macro, p.train_loss, p.bytes_down) for p in found.points]
         assert ours == [
-            (r.round, r.accuracy.micro, r.accuracy.macro, r.train_loss, r.bytes_down) for r in alone.history]
+            (r.round, r.accuracy.micro, r.accuracy.macro, r.train_loss, r.bytes_down) for r in alone.history
+        ]
         assert (found.eval_point, found.identity) == (alone.prepared.eval_point, config.identity())
         values.add((config.method, config.attack, found.points[-1].micro))
     assert len(values) > 2 * 3  # some ways of judging do give other numbers
@@ -640,9 +669,19 @@ def outcome(*points: tuple[int, float, float], **facts_: float) -> Outcome:
 
 def test_metrics_read_what_they_say() -> None:
     run = outcome((5, 70.0, 10.0), (10, 82.0, 18.0), (15, 81.0, 26.0), dacc=90.0)
-    values = {"micro": 81.0, "macro": 80.0, "worst_decile": 61.0, "best_micro": 82.0, "best_untuned": 82.0,
-              "best_macro": 81.0, "rounds_to:80": 10.0, "seconds": 1.6, "down_mib": 3.0, "train_loss": 0.5,
-              "dacc": 90.0}  # fmt: skip
+    values = {
+        "micro": 81.0,
+        "macro": 80.0,
+        "worst_decile": 61.0,
+        "best_micro": 82.0,
+        "best_untuned": 82.0,
+        "best_macro": 81.0,
+        "rounds_to:80": 10.0,
+        "seconds": 1.6,
+        "down_mib": 3.0,
+        "train_loss": 0.5,
+        "dacc": 90.0,
+    }
     assert {name: value_of(run, name) for name in values} == pytest.approx(values)
     assert math.isnan(value_of(run, "rounds_to:95"))
     tuned = replace(run, points=(*run.points, replace(run.points[-1], final=True, micro=90.0)))
@@ -666,8 +705,14 @@ def test_collaborators_and_acceptance() -> None:
     blocks = [frozenset({0, 1}), frozenset({0, 1}), frozenset({2, 3}), frozenset({2, 3})]
     pure = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 1.0, 0], [0, 0, 0.5, 0.5]]
     mixed = [[0.5, 0, 0.5, 0], *pure[1:]]
-    notes = [(5, "participants", [0, 1, 2, 3]), (5, "collaborators", mixed), (20, "participants", [0, 1, 2, 3]),
-             (20, "collaborators", pure), (21, "participants", [0, 1, 2, 3]), (21, "collaborators", mixed)]  # fmt: skip
+    notes = [
+        (5, "participants", [0, 1, 2, 3]),
+        (5, "collaborators", mixed),
+        (20, "participants", [0, 1, 2, 3]),
+        (20, "collaborators", pure),
+        (21, "participants", [0, 1, 2, 3]),
+        (21, "collaborators", mixed),
+    ]
     found = facts(Traces(notes, None, classes=blocks))
     assert found == {"blocks_inside": 100 * 7 / 8, "blocks_whole": 100 * 5 / 8}  # the sixth round is too early
     votes = [(0, "accepted", [0, 1, 3]), (0, "rejected", [2]), (1, "accepted", [1]), (1, "rejected", [0, 2, 3])]
@@ -697,8 +742,16 @@ def filled(paper: Paper, numbers: dict[tuple[str, str], float], **more: Any) -> 
 def test_rankings_and_claims(mini: Paper) -> None:
     good = filled(mini, {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 88.5, ("Ditto", "storm"): 77.0})
     assert compare.rankings(good) == [
-        {"line": "calm", "methods": 2, "ours": "Ditto", "paper": "Ditto", "agrees": True, "level": False,
-         "mixed": False, "tau": 1.0}
+        {
+            "line": "calm",
+            "methods": 2,
+            "ours": "Ditto",
+            "paper": "Ditto",
+            "agrees": True,
+            "level": False,
+            "mixed": False,
+            "tau": 1.0,
+        }
     ]
     (verdict,) = compare.verdicts(good)
     assert (verdict["holds"], verdict["held"], verdict["of"], verdict["unknown"]) == (True, 1, 1, 1)
@@ -756,9 +809,20 @@ def test_the_page_sums_up_each_paper_and_counts_repeated_numbers_once(mini: Pape
 
 def hand_made() -> dict[str, Any]:
     """Thirteen numbers of every kind: what is counted, and how, can be seen by looking at them."""
-    base = {"metric": "micro", "unit": "%", "lower": False, "paper": 50.0, "ours": 51.0, "std": 1.0, "reading": "",
-            "seeds": [0, 1, 2], "values": [50.0, 51.0, 52.0], "note": "", "judged": "as received",
-            "row": "r"}  # fmt: skip
+    base = {
+        "metric": "micro",
+        "unit": "%",
+        "lower": False,
+        "paper": 50.0,
+        "ours": 51.0,
+        "std": 1.0,
+        "reading": "",
+        "seeds": [0, 1, 2],
+        "values": [50.0, 51.0, 52.0],
+        "note": "",
+        "judged": "as received",
+        "row": "r",
+    }
     kinds: list[dict[str, Any]] = [
         {"settings": "a"},  # strict
         {"settings": "a"},  # the same number, printed once more
@@ -814,8 +878,10 @@ def test_a_reading_chosen_after_measuring_is_marked_where_it_is_used(mini: Paper
     assert [c.reading for c in table.cells] == ["the quiet one", "", "the quiet one", "the loud one"]
     everywhere = parse(MINI.replace('metric = "micro"', 'metric = "micro"\nreading = "all"', 1), "mini.toml").tables[0]
     assert {c.reading for c in everywhere.cells} == {"all"}
-    record = filled(parse(noted, "mini.toml"), {("FedAvg", "calm"): 51.0, ("FedAvg", "storm"): 9.0,
-                                                ("Ditto", "calm"): 80.0, ("Ditto", "storm"): 80.0})  # fmt: skip
+    record = filled(
+        parse(noted, "mini.toml"),
+        {("FedAvg", "calm"): 51.0, ("FedAvg", "storm"): 9.0, ("Ditto", "calm"): 80.0, ("Ditto", "storm"): 80.0},
+    )
     page = render.results_page([record])
     assert "Reading chosen after measuring (calm): the quiet one." in page
     assert "- mini: the quiet one (a table, calm: 1 of 2 close)" in page
@@ -824,14 +890,26 @@ def test_a_reading_chosen_after_measuring_is_marked_where_it_is_used(mini: Paper
 
 def test_chosen_readings_of_the_papers() -> None:
     """Those that replaced another one after a number had missed; what the words or the code decide is none."""
-    chosen = {(paper, t.name, c.row, c.column) for paper in NAMES for t in load_paper(paper).tables for c in t.cells
-              if c.reading}  # fmt: skip
+    chosen = {
+        (paper, t.name, c.row, c.column)
+        for paper in NAMES
+        for t in load_paper(paper).tables
+        for c in t.cells
+        if c.reading
+    }
     assert ("c-pfl", "table6", "CIFAR-10", "10 epochs") in chosen
     assert ("c-pfl", "table3", "C-PFL", "practical CIFAR10") not in chosen
     assert {c for p, t, r, c in chosen if (p, t, r) == ("fedcap", "table4", "1 customised")} == {
-        "LIE", "Min-Max", "Min-Sum", "IPM"}  # fmt: skip
+        "LIE",
+        "Min-Max",
+        "Min-Sum",
+        "IPM",
+    }
     assert {c for p, t, r, c in chosen if (p, t, r) == ("fedcap", "table4", "3 customised, calibrated")} == {
-        "Min-Max", "Min-Sum", "IPM"}  # fmt: skip
+        "Min-Max",
+        "Min-Sum",
+        "IPM",
+    }
     assert {r for p, t, r, _ in chosen if (p, t) == ("fedpkda", "table1")} == {"Ditto", "FedPKDA"}
     assert not [c for c in chosen if c[0] in ("pfedcs", "co-pfl") or c[:2] == ("fedcap", "table1")]
     for record in render.read_all(ROOT / "results"):
@@ -868,18 +946,21 @@ def test_the_readme_says_what_the_results_are() -> None:
         ("fedpkda", "table1", "FedBABU", "Cifar100 beta=0.3 P=0.2", "tuned at the end for 10 epochs"),
         ("fedpkda", "table1", "FedAS", "Cifar100 beta=0.3 P=0.2", ""),  # not there yet
         ("fedcap", "table1", "CIFAR-10 SF", "Median", "after local training"),
-        ("fedcap", "table1", "CIFAR-10 SF", "FedCAP",
-         "as received, by the better of personalised and customised model"),
+        (
+            "fedcap",
+            "table1",
+            "CIFAR-10 SF",
+            "FedCAP",
+            "as received, by the better of personalised and customised model",
+        ),
         ("fedcap", "table3", "CIFAR-10 DAcc", "SF", ""),  # not of models
         ("fedcap", "table4", "1 customised", "LIE", "the better of as received and after local training"),
         ("c-pfl", "table6", "CIFAR-10", "0 epochs", "as received"),
         ("claims", "c-pfl-figure4-flips", "shared C-PFL", "0 %", "before the tuning at the end"),
         ("claims", "co-pfl-baselines", "FedPer", "CIFAR10", "as received"),
     ],
-)  # fmt: skip
-def test_every_cell_knows_when_its_models_are_judged(
-    paper: str, table: str, row: str, column: str, point: str
-) -> None:
+)
+def test_every_cell_knows_when_its_models_are_judged(paper: str, table: str, row: str, column: str, point: str) -> None:
     cell = load_paper(paper).table(table).cell(row, column)
     assert cell is not None
     assert compare.judged(cell) == point
@@ -897,7 +978,8 @@ def test_a_table_says_when_its_models_are_judged_and_rows_that_differ_say_so() -
     assert said in written.replace("\n", " ")
     assert "| FedAvg *(after local training)* | " in written
     assert "1 of 1 comparisons, 1 at one seed, 1 between different evaluation points, 1 not measured" in " ".join(
-        written.split())
+        written.split()
+    )
     page = render.html([apart])
     assert said in page
     assert "<th>FedAvg<small>after local training</small></th>" in page
@@ -954,7 +1036,8 @@ def test_a_claim_says_that_its_numbers_are_older_than_a_change(mini: Paper) -> N
 
 def test_a_claim_that_is_known_not_to_hold_says_what_came_out(tmp_path: Path) -> None:
     text = MINI.replace('says = "Ditto is above FedAvg"', 'says = "so"\nfound = "level"').replace(
-        'left = "Ditto"\nright = ["*"]', 'left = "Ditto"\nright = ["*"]\nby = 1000.0')
+        'left = "Ditto"\nright = ["*"]', 'left = "Ditto"\nright = ["*"]\nby = 1000.0'
+    )
     session = go(parse(text, "mini.toml"), tmp_path)
     (record,) = compare.records(session.plan, session.outcome)
     (verdict,) = compare.verdicts(record)
@@ -969,7 +1052,8 @@ def varied() -> Paper:
     text = text.replace(ditto, f"{ditto}\nbest_of = [{{ lr = 0.05 }}, {{ lr = 1e-9 }}]")
     text += '[[table]]\nname = "r"\ntitle = "r"\nmetric = "down_mib"\nratio_to = "FedAvg"\nmethods = "rows"\n' + (
         '[[table.column]]\nname = "c"\n[[table.row]]\nname = "FedAvg"\nset = { method = "fedavg" }\nnumbers = [4.0]\n'
-        '[[table.row]]\nname = "FedPer"\nset = { method = "fedper" }\nnumbers = [3.0]\n')  # fmt: skip
+        '[[table.row]]\nname = "FedPer"\nset = { method = "fedper" }\nnumbers = [3.0]\n'
+    )
     return parse(text, "mini.toml")
 
 
@@ -999,7 +1083,9 @@ def test_what_sets_variants_apart_is_said_in_full(tmp_path: Path) -> None:
     (record,) = compare.records(session.plan, session.outcome)
     usual = METHODS["ditto"].Options().lam
     assert {c["note"] for c in record["cells"] if c["row"] == "Ditto"} <= {
-        f"best of 2: eval_point=received, lam={usual}", "best of 2: eval_point=after_local, lam=0.5"}  # fmt: skip
+        f"best of 2: eval_point=received, lam={usual}",
+        "best of 2: eval_point=after_local, lam=0.5",
+    }
 
 
 def test_a_cell_of_its_own_brings_the_one_it_refers_to(tmp_path: Path) -> None:
@@ -1102,10 +1188,20 @@ def measured_twice(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_seeds_of_two_machines_add_up() -> None:
-    there = {"seeds": [4, 0], "values": [80.0, 90.0], "commit": "aaaaaaa, bbbbbbb", "note": "best of 2: lr=0.1",
-             "device": "cpu, fp32, NVIDIA H200, tf32"}  # fmt: skip
-    here = {"seeds": [2], "values": [85.0], "commit": "bbbbbbb", "note": "best of 2: lr=0.1; failed: another",
-            "device": "NVIDIA H200, fp32"}  # fmt: skip
+    there = {
+        "seeds": [4, 0],
+        "values": [80.0, 90.0],
+        "commit": "aaaaaaa, bbbbbbb",
+        "note": "best of 2: lr=0.1",
+        "device": "cpu, fp32, NVIDIA H200, tf32",
+    }
+    here = {
+        "seeds": [2],
+        "values": [85.0],
+        "commit": "bbbbbbb",
+        "note": "best of 2: lr=0.1; failed: another",
+        "device": "NVIDIA H200, fp32",
+    }
     cell = measured_twice(there, here)
     assert (cell["seeds"], cell["values"]) == ([0, 2, 4], [90.0, 85.0, 80.0])
     assert (cell["ours"], cell["std"]) == (85.0, 5.0)
@@ -1299,12 +1395,16 @@ def test_several_tables_are_named_with_commas(shell: Any) -> None:
 
 def test_wrong_words_are_answered(shell: Any) -> None:
     for words, code, said in (
-        (("fedcab",), 2, "did you mean 'fedcap'"), (("fedcap", "table9"), 2, "unknown table of fedcap"),
-        (("fedcap", "table1", "--rows", "CIFAR"), 2, "unknown row"), (("fedcap", "--seeds", "x"), 2, "seeds='x'"),
-        (("fedcap", "--quick", "--save", "r"), 2, "not saved"), (("fedcap", "--device", "tpu"), 2, "tpu"),
-        (("/nowhere.toml",), 2, "no such file"), (("--render", "--save", "/nowhere"), 2, "no such folder"),
+        (("fedcab",), 2, "did you mean 'fedcap'"),
+        (("fedcap", "table9"), 2, "unknown table of fedcap"),
+        (("fedcap", "table1", "--rows", "CIFAR"), 2, "unknown row"),
+        (("fedcap", "--seeds", "x"), 2, "seeds='x'"),
+        (("fedcap", "--quick", "--save", "r"), 2, "not saved"),
+        (("fedcap", "--device", "tpu"), 2, "tpu"),
+        (("/nowhere.toml",), 2, "no such file"),
+        (("--render", "--save", "/nowhere"), 2, "no such folder"),
         (("fedpkda", "table2"), 1, "none of these cells can be run"),
-    ):  # fmt: skip
+    ):
         done = shell(*words)
         assert done.exit_code == code, (words, done.output)
         assert said in done.stderr, (words, done.stderr)

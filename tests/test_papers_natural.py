@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from fedkin.methods import METHODS
-from fedkin.papers import compare, natural, render
+from fedkin.papers import natural, render
+from fedkin.papers import verdicts as compare
 from fedkin.papers.plan import Data, make_plan
-from fedkin.papers.reproduce import Ledger, _by_training, reproduce
-from fedkin.papers.tables import NATURAL, load_paper, parse
+from fedkin.papers.published import NATURAL, load_paper, parse
+from fedkin.papers.runner import Ledger, _by_training, reproduce
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,8 +24,17 @@ def record(**rows: list[float] | tuple[list[float], list[float]]) -> dict[str, A
     for name, found in rows.items():
         both = found if isinstance(found, tuple) else (found,)
         for values, point in zip(both, ("as received", "after local training"), strict=False):
-            cells.append({"row": name.replace("_", "-"), "column": point, "metric": "macro", "judged": point,
-                          "ours": sum(values) / len(values), "values": values, "seeds": list(range(len(values)))})
+            cells.append(
+                {
+                    "row": name.replace("_", "-"),
+                    "column": point,
+                    "metric": "macro",
+                    "judged": point,
+                    "ours": sum(values) / len(values),
+                    "values": values,
+                    "seeds": list(range(len(values))),
+                }
+            )
     return {"kind": "comparison", "title": "t", "cells": cells}
 
 
@@ -60,7 +70,8 @@ def test_of_methods_that_are_level_the_simplest_is_taken_first() -> None:
     assert natural.said(clear) == (
         "Take PFedCS first (92.5 ± 0.8, as received): ahead of the next, FedAvg-FT, by +2.0 ± 0.1 points at the same "
         "seeds. Of the five papers' methods PFedCS is ahead of FedAvg-FT (PFedCS 92.5 ± 0.8, as received: +2.0 ± 0.1 "
-        "points against FedAvg-FT's 90.5 ± 0.7).")  # fmt: skip
+        "points against FedAvg-FT's 90.5 ± 0.7)."
+    )
     first = record(Local=[90.0, 90.0], FedAvg_FT=[89.0, 91.0])
     assert natural.said(first).startswith("Take Local first (90.0 ± 0.0, as received): it has the highest mean and is")
     assert "one seed tells nothing" in natural.said(record(Local=[90.0], FedAvg_FT=[99.0]))
@@ -121,8 +132,10 @@ def test_the_rates_are_those_that_the_page_says_were_best() -> None:
 
 
 def test_the_best_rate_is_found() -> None:
-    cells = [{"row": f"{m} {rate}", "column": "har", "ours": ours}
-             for m, rate, ours in (("FedAvg", "0.01", 50.0), ("FedAvg", "0.1", 60.0), ("CO-PFL", "0.1", 3.0))]
+    cells = [
+        {"row": f"{m} {rate}", "column": "har", "ours": ours}
+        for m, rate, ours in (("FedAvg", "0.01", 50.0), ("FedAvg", "0.1", 60.0), ("CO-PFL", "0.1", 3.0))
+    ]
     assert natural.rates({"cells": cells}) == {("har", "FedAvg"): "0.1", ("har", "CO-PFL"): "0.1"}
 
 
@@ -173,8 +186,14 @@ lr = 0.05
             if (name, f"mean {point}") in at:
                 assert at[name, f"worst tenth {point}"]["ours"] <= at[name, f"mean {point}"]["ours"]
     page = render.natural_page([found])
-    for said in ("Settings: data=digits", "Take ", "of the five papers' methods", "fedkin reproduce natural ucihar",
-                 "Evaluation points differ", "tuned at the end for 10 epochs"):
+    for said in (
+        "Settings: data=digits",
+        "Take ",
+        "of the five papers' methods",
+        "fedkin reproduce natural ucihar",
+        "Evaluation points differ",
+        "tuned at the end for 10 epochs",
+    ):
         assert said in page
     assert f"| {entries['Local'].text} |" in page
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.config import make_config, read_toml
 from fedkin.methods import METHODS
 
@@ -51,8 +51,14 @@ def test_shell(line: str, tmp_path: Path) -> None:
     words = [SMALL.get(word, word) for word in shlex.split(line, comments=True)[1:]]
     if words[0] == "local-cluster":  # starts programs of its own, which need a real terminal's files
         pytest.importorskip("cryptography")
-        done = subprocess.run([sys.executable, "-m", "fedkin", *words], cwd=tmp_path, capture_output=True, text=True,
-                              timeout=300, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "fedkin", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         assert len(list(tmp_path.glob("cluster/site-*/personal.safetensors"))) == 4
         return

@@ -23,21 +23,27 @@ import pytest
 from colours import contrast, looks
 from typer.testing import CliRunner
 
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.config import make_config
 from fedkin.errors import DataError, UsageError
-from fedkin.rounds import Result, load_data
-from fedkin.track import figures, gather
-from fedkin.track import report as reports
-from fedkin.track.folder import RunFolder
-from fedkin.track.gather import Missing, RunData, collaboration, grouped, happenings
-from fedkin.track.report import LeftOut, Shown, details, overview, write_report
-from fedkin.track.runs import start
+from fedkin.report import gather
+from fedkin.report import page as reports
+from fedkin.report import svg as figures
+from fedkin.report.gather import Missing, RunData, collaboration, grouped, happenings
+from fedkin.report.page import LeftOut, Shown, details, overview, write_report
+from fedkin.rounds.job import Result, load_data
+from fedkin.runs.folder import RunFolder
+from fedkin.runs.start import start
 from fedkin.web.views import compare_page
 
 SMALL = {"clients": 10, "partition": "pathological:4", "rounds": 3, "epochs": 1, "lr": 0.05, "way": "each"}
-OWN_FIGURE = {"c-pfl": "committee", "fedcap": "matrix", "pfedcs": "matrix", "co-pfl": "contributions",
-              "fedpkda": "prototypes"}  # fmt: skip
+OWN_FIGURE = {
+    "c-pfl": "committee",
+    "fedcap": "matrix",
+    "pfedcs": "matrix",
+    "co-pfl": "contributions",
+    "fedpkda": "prototypes",
+}
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +116,9 @@ def test_every_method_gets_its_own_figure(done: dict[str, Result], method: str) 
     assert svg.count("<path") > 3
 
 
-@pytest.mark.parametrize(("method", "weights", "who"), [("pfedcs", "collaborators", "participants"),
-                                                        ("fedcap", "weights", "members")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "weights", "who"), [("pfedcs", "collaborators", "participants"), ("fedcap", "weights", "members")]
+)
 def test_the_matrices_are_the_noted_weights(done: dict[str, Result], method: str, weights: str, who: str) -> None:
     result = done[method]
     found = collaboration(opened(result), 10**6)
@@ -211,7 +218,11 @@ def test_conditions_are_what_differs(done: dict[str, Result]) -> None:
     several = [opened(done[k]) for k in ("fedavg 0", "hostile 0.2", "hostile 0.4", "local 0")]
     groups, _ = grouped(several)
     assert [(g.label, g.condition) for g in groups] == [
-        ("fedavg", "no attack"), ("fedavg", "ipm 20 %"), ("fedavg", "ipm 40 %"), ("local", "no attack")]  # fmt: skip
+        ("fedavg", "no attack"),
+        ("fedavg", "ipm 20 %"),
+        ("fedavg", "ipm 40 %"),
+        ("local", "no attack"),
+    ]
 
 
 def test_what_changes_a_result_makes_a_group_and_nothing_else_does(done: dict[str, Result], tmp_path: Path) -> None:
@@ -227,7 +238,9 @@ def test_what_changes_a_result_makes_a_group_and_nothing_else_does(done: dict[st
     full, half = like("full", "fp32", "fp32", 1), like("half", "bf16", "bf16", 2)
     groups, older = grouped([full, half])
     assert [(g.condition, [r.info.id for r in g.runs]) for g in groups] == [
-        ("precision fp32", ["full"]), ("precision bf16", ["half"])]  # fmt: skip
+        ("precision fp32", ["full"]),
+        ("precision bf16", ["half"]),
+    ]
     assert not older
     usual = like("usual", "auto", "fp32", 3, on_failure="stop", eval_point="received")
     groups, older = grouped([full, usual])
@@ -271,7 +284,11 @@ def test_accuracy_against_the_share_of_attackers(done: dict[str, Result], monkey
 def test_every_method_is_shown_before_a_second_of_any(done: dict[str, Result]) -> None:
     groups, _ = grouped([opened(done[k]) for k in ("fedavg 0", "hostile 0.2", "hostile 0.4", "local 0")])
     assert [g.name for g in reports._one_of_each_first(groups)] == [
-        "fedavg, ipm 20 %", "local, no attack", "fedavg, ipm 40 %", "fedavg, no attack"]  # fmt: skip
+        "fedavg, ipm 20 %",
+        "local, no attack",
+        "fedavg, ipm 40 %",
+        "fedavg, no attack",
+    ]
 
 
 def test_epsilon_is_compared_under_the_same_conditions(done: dict[str, Result], tmp_path: Path) -> None:
@@ -348,15 +365,25 @@ def test_the_page_stands_alone(done: dict[str, Result], tmp_path: Path, keys: tu
 
 
 NASTY = "<script>window.hacked=1</script>"
-QUOTES = "\"' onload=window.hacked=1 x=\"$\\frac{1}{0}$ --> ]]> {{ 7*7 }}"
+QUOTES = '"\' onload=window.hacked=1 x="$\\frac{1}{0}$ --> ]]> {{ 7*7 }}'
 
 
 def hostile(result: Result, to: Path) -> Path:
     """A folder in which every text and note is an attempt."""
     folder = copied(result, to)
     raw = json.loads((folder / "run.json").read_text())
-    raw["names"] = [NASTY, QUOTES, "</svg><img src=x onerror=window.hacked=1>", "&lt;b&gt;", "\u202e\x00\x07name",
-                    "$" * 3, "a" * 5000, "%s{0}", "-->", "'"]  # fmt: skip
+    raw["names"] = [
+        NASTY,
+        QUOTES,
+        "</svg><img src=x onerror=window.hacked=1>",
+        "&lt;b&gt;",
+        "\u202e\x00\x07name",
+        "$" * 3,
+        "a" * 5000,
+        "%s{0}",
+        "-->",
+        "'",
+    ]
     raw["config"] |= {"method": raw["config"]["method"], "data": NASTY, "model": QUOTES, "rule": NASTY}
     raw["given"] = {}
     raw["options"] = {NASTY: QUOTES}
@@ -382,8 +409,21 @@ def test_a_hostile_folder_stays_text(done: dict[str, Result], tmp_path: Path, ke
     assert NASTY not in html
 
 
-BAD_NOTES = ["null", "17", '"text"', "[]", "[[1, 2], [3]]", "[[[[]]]]", '{"clients": [99, -1, "a"], "share": [1]}', "{",
-             "[NaN, Infinity]", "[1e999]", "[" * 2000, "[1" + "0" * 400 + "]", '[["<b>"]]']  # fmt: skip
+BAD_NOTES = [
+    "null",
+    "17",
+    '"text"',
+    "[]",
+    "[[1, 2], [3]]",
+    "[[[[]]]]",
+    '{"clients": [99, -1, "a"], "share": [1]}',
+    "{",
+    "[NaN, Infinity]",
+    "[1e999]",
+    "[" * 2000,
+    "[1" + "0" * 400 + "]",
+    '[["<b>"]]',
+]
 
 
 @pytest.mark.parametrize("key", OWN_FIGURE)
@@ -456,8 +496,13 @@ def test_a_hundred_clients_and_rounds(done: dict[str, Result], tmp_path: Path) -
     counts = np.random.default_rng(0).integers(0, 60, (n, 10))
     ends = np.arange(1, n + 1)
     parts = {part: np.arange(n) for part in ("train", "validation", "test")}
-    np.savez(folder / "split.npz", names=np.array(raw["names"]), class_counts=counts, **parts,
-             **{f"{part}_ends": ends for part in parts})  # fmt: skip
+    np.savez(
+        folder / "split.npz",
+        names=np.array(raw["names"]),
+        class_counts=counts,
+        **parts,
+        **{f"{part}_ends": ends for part in parts},
+    )
     weights = json.dumps(np.random.default_rng(1).random((n, n)).round(4).tolist())
     scores = json.dumps(np.random.default_rng(2).random(n).round(4).tolist())
     with sqlite3.connect(folder / "metrics.sqlite") as base:
@@ -468,8 +513,15 @@ def test_a_hundred_clients_and_rounds(done: dict[str, Result], tmp_path: Path) -
             base.execute("INSERT INTO rounds VALUES (" + "?," * 14 + "0, 1, 1, 1, 4, 1, 1)", row)
             base.executemany("INSERT INTO clients VALUES (?, 0, ?, 'x', 1, 2, 50.0, 1.0)", [(r, c) for c in range(n)])
             base.executemany("INSERT INTO events VALUES (?, '', ?, 'rejected', '')", [(r, c) for c in range(0, n, 7)])
-            notes = [("participants", json.dumps(list(range(n)))), ("collaborators", weights), ("scores", scores),
-                     ("accepted", "[1, 2, 3]"), ("committee", "[4, 5]"), ("threshold", "0.5"), ("alpha", scores)]
+            notes = [
+                ("participants", json.dumps(list(range(n)))),
+                ("collaborators", weights),
+                ("scores", scores),
+                ("accepted", "[1, 2, 3]"),
+                ("committee", "[4, 5]"),
+                ("threshold", "0.5"),
+                ("alpha", scores),
+            ]
             base.executemany("INSERT INTO notes VALUES (?, ?, ?)", [(r, *note) for note in notes])
     base.close()
     begin = time.process_time()
@@ -582,8 +634,16 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     profile = tmp_path_factory.mktemp("profile")
-    for flag in ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking",
-                 "disable-component-update", "disable-sync", f"user-data-dir={profile}"):  # fmt: skip
+    for flag in (
+        "headless",
+        "no-sandbox",
+        "disable-gpu",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        f"user-data-dir={profile}",
+    ):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
@@ -614,8 +674,9 @@ def test_slider_keyboard_and_hostile_names_in_a_browser(browser: Any, done: dict
     assert browser.get_log("browser") == []
     ink = "return getComputedStyle(document.querySelector('svg text')).fill"
     light = browser.execute_script(ink)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme",
-                                                                         "value": "dark"}]})  # fmt: skip
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    )
     assert browser.execute_script(ink) != light
 
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkin.cohort import Cohort
 from fedkin.config import Config, make_config
+from fedkin.core.cohort import Cohort
+from fedkin.core.federation import Answer, Each, Federation, Masked, Replies, gate
 from fedkin.errors import UsageError
-from fedkin.federation import Answer, Each, Federation, Masked, Replies, gate
 from fedkin.robust import Adversary, Detection, Rates, Verdict, Watched, detection, make_attack, make_rule
 from fedkin.robust.attacks import IPM, LIE, Backdoor, Garbage, Gaussian, LabelFlip, NotANumber, SignFlip
 from fedkin.robust.rules import MultiKrum
-from fedkin.rounds import Job, load_data, prepare
+from fedkin.rounds.job import Job, load_data, prepare
 
 IDS = np.arange(10)
 
@@ -81,8 +81,17 @@ def test_what_is_called_an_update_is_one_already() -> None:
     bad, sent, own = adversary.malicious(), reply(), reply(2)
     got = tensor(tampered(adversary, Answer(IDS, {"update": sent}), model=Each(own)).replies["update"])
     assert torch.equal(got[bad], -sent[bad])
-    config = make_config({"method": "fedcap", "clients": 6, "rounds": 1, "epochs": 1, "partition": "iid",
-                          "malicious": 0.5, "samples_per_client": 20})  # fmt: skip
+    config = make_config(
+        {
+            "method": "fedcap",
+            "clients": 6,
+            "rounds": 1,
+            "epochs": 1,
+            "partition": "iid",
+            "malicious": 0.5,
+            "samples_per_client": 20,
+        }
+    )
     norms = []
     for attack in ("none", "sf"):  # a sign flip is as long as the honest update: nobody is removed for it
         job = prepare(dataclasses.replace(config, attack=attack, given=()))
@@ -104,8 +113,12 @@ def test_each_row_belongs_to_the_client_that_answered() -> None:
 
 def test_everything_else_is_left_alone() -> None:
     adversary = Adversary(IPM(), 10)
-    honest = {"model": reply(), "count": torch.arange(10), "flags": torch.ones(10, 2, dtype=torch.bool),
-              "scores": torch.rand(10, 4)}  # fmt: skip
+    honest = {
+        "model": reply(),
+        "count": torch.arange(10),
+        "flags": torch.ones(10, 2, dtype=torch.bool),
+        "scores": torch.rand(10, 4),
+    }
     before = {k: v.clone() for k, v in honest.items()}
     got = tampered(adversary, Answer(IDS, dict(honest), failed={3: "why"})).replies
     assert not torch.equal(tensor(got["model"]), before["model"])
@@ -181,8 +194,11 @@ def test_lies_about_votes(name: str) -> None:
 @pytest.mark.parametrize("attack", [NotANumber(), Garbage(kind="shape")], ids=str)
 def test_the_gate_counts_senders_of_nonsense_as_failed(attack: NotANumber | Garbage) -> None:
     adversary = Adversary(attack, 10)
-    answer = tampered(adversary, Answer(IDS, {"model": reply(), "mask": Masked(reply(), reply() > 0),
-                                              "count": torch.arange(10)}), model=reply(1, 1)[0])  # fmt: skip
+    answer = tampered(
+        adversary,
+        Answer(IDS, {"model": reply(), "mask": Masked(reply(), reply() > 0), "count": torch.arange(10)}),
+        model=reply(1, 1)[0],
+    )
     kept, reasons = gate(answer)
     assert sorted(reasons) == np.flatnonzero(adversary.malicious()).tolist()
     assert len(tensor(kept.replies["count"])) == len(kept.ids)
@@ -256,8 +272,18 @@ def test_poison_changes_the_attackers_training_samples_only() -> None:
 def who_learns_otherwise(attackers: str) -> list[list[bool]]:
     """Three rounds: whose training differs from training on clean labels; it must be the malicious clients."""
     share = {"malicious": 0.5} if attackers in ("fixed", "redrawn") else {}
-    config = make_config({"clients": 6, "partition": "iid", "rounds": 3, "epochs": 1, "attack": "lf", **share,
-                          "attackers": attackers, "samples_per_client": 20})  # fmt: skip
+    config = make_config(
+        {
+            "clients": 6,
+            "partition": "iid",
+            "rounds": 3,
+            "epochs": 1,
+            "attack": "lf",
+            **share,
+            "attackers": attackers,
+            "samples_per_client": 20,
+        }
+    )
     job = prepare(config)
     assert job.adversary is not None
     rounds = []
@@ -284,8 +310,13 @@ def test_attackers_can_be_named() -> None:
     job = prepare(make_config({**settings, "attackers": "0+2+3"}))
     assert job.watched is not None
     assert job.watched.ids.tolist() == [1, 4, 5]  # whose accuracy counts
-    mistakes = {"6": "'6' is no client", "1+-1": "'-1' is no client", "1+": "'' is no client", "2+02": "twice",
-                "often": "fixed, redrawn, or the numbers of clients from 0 to 5"}  # fmt: skip
+    mistakes = {
+        "6": "'6' is no client",
+        "1+-1": "'-1' is no client",
+        "1+": "'' is no client",
+        "2+02": "twice",
+        "often": "fixed, redrawn, or the numbers of clients from 0 to 5",
+    }
     for wrong, why in mistakes.items():
         with pytest.raises(UsageError, match=re.escape(why)):
             prepare(make_config({**settings, "attackers": wrong}))
@@ -342,9 +373,16 @@ def test_a_watched_rule_remembers() -> None:
 # ---------------------------------------------------------------- whole runs
 
 RUN = Config(
-    data="digits", clients=10, partition="iid", rounds=4, epochs=1, lr=0.1, device="cpu", way="each",
+    data="digits",
+    clients=10,
+    partition="iid",
+    rounds=4,
+    epochs=1,
+    lr=0.1,
+    device="cpu",
+    way="each",
     samples_per_client=60,
-)  # fmt: skip
+)
 
 
 def finished(adversary: Adversary | None = None, rule: str = "mean") -> Job:

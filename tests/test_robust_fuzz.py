@@ -13,11 +13,11 @@ import pytest
 import torch
 from conformance import CLASSES, Network, federation, finished, tensors_in
 
-from fedkin.compute import keys
+from fedkin.compute import random as keys
 from fedkin.config import make_config
 from fedkin.methods import METHODS
 from fedkin.robust import ATTACKS, RULES
-from fedkin.rounds import Job, prepare
+from fedkin.rounds.job import Job, prepare
 
 T = TypeVar("T")
 FAST, ALL = 40, 540
@@ -31,15 +31,20 @@ VARIANTS = {  # attacks and rules that another option turns into another one
     "rfa": ["rfa", "rfa:per_tensor=true"],
     "mr": ["mr", "mr:factor=1e20"],
     "min-sum": ["min-sum", "min-sum:bound=min", "min-sum:squared=false"],
-    "adaptive": ["adaptive", "adaptive:direction=spread", "adaptive:against=norm,t_norm=2",
-                 "adaptive:against=clustered,direction=spread", "adaptive:against=committee",
-                 "adaptive:against=gas:parts=5;base=median"],
+    "adaptive": [
+        "adaptive",
+        "adaptive:direction=spread",
+        "adaptive:against=norm,t_norm=2",
+        "adaptive:against=clustered,direction=spread",
+        "adaptive:against=committee",
+        "adaptive:against=gas:parts=5;base=median",
+    ],
     "bucketing": ["bucketing", "bucketing:base=median", "bucketing:base=krum"],
     "gas": ["gas:parts=5", "gas:parts=7,base=median"],
     "krum": ["krum", "krum:malicious=2"],
     "trimmed-mean": ["trimmed-mean", "trimmed-mean:malicious=0.5,cut=0.5"],
     "centred-clip": ["centred-clip", "centred-clip:radius=0.1"],
-}  # fmt: skip
+}
 
 
 def one_of(rng: np.random.Generator, choices: Sequence[T]) -> T:
@@ -53,14 +58,25 @@ def drawn(index: int) -> dict[str, Any]:
     attack = one_of(rng, ["none", *ATTACKS, "garbage", "garbage", "mr", "mr"])  # more of what goes furthest,
     rule = one_of(rng, [*RULES, *["mean"] * 5])  # and of what lets it through
     return {
-        "method": method, "options": {"profile": one_of(rng, list(METHODS[method].profiles))},
-        "attack": one_of(rng, VARIANTS.get(attack, [attack])), "rule": one_of(rng, VARIANTS.get(rule, [rule])),
-        "participation": one_of(rng, [0.2, 0.5, 1.0]), "malicious": one_of(rng, [0.2, 0.4, 0.8, 1.0]),
-        "knowledge": one_of(rng, ["own", "full"]), "attackers": one_of(rng, ["fixed", "redrawn"]),
-        "drop": one_of(rng, [0.0, 0.3, 0.7]), "straggle": one_of(rng, [0.0, 0.3]),
-        "eval_point": one_of(rng, ["auto", "received", "after_local", "last_round"]), "rounds": int(rng.integers(2, 4)),
-        "epochs": 1, "batch": 4, "lr": one_of(rng, [0.01, 0.1, 1.0]), "device": "cpu", "way": "each", "seed": index,
-    }  # fmt: skip
+        "method": method,
+        "options": {"profile": one_of(rng, list(METHODS[method].profiles))},
+        "attack": one_of(rng, VARIANTS.get(attack, [attack])),
+        "rule": one_of(rng, VARIANTS.get(rule, [rule])),
+        "participation": one_of(rng, [0.2, 0.5, 1.0]),
+        "malicious": one_of(rng, [0.2, 0.4, 0.8, 1.0]),
+        "knowledge": one_of(rng, ["own", "full"]),
+        "attackers": one_of(rng, ["fixed", "redrawn"]),
+        "drop": one_of(rng, [0.0, 0.3, 0.7]),
+        "straggle": one_of(rng, [0.0, 0.3]),
+        "eval_point": one_of(rng, ["auto", "received", "after_local", "last_round"]),
+        "rounds": int(rng.integers(2, 4)),
+        "epochs": 1,
+        "batch": 4,
+        "lr": one_of(rng, [0.01, 0.1, 1.0]),
+        "device": "cpu",
+        "way": "each",
+        "seed": index,
+    }
 
 
 def job_of(settings: dict[str, Any]) -> Job:
@@ -108,9 +124,20 @@ def test_the_cases_repeat_and_meet_everything() -> None:
 @pytest.mark.parametrize("method", ["fedper", "lg-fedavg", "ditto", "fedrep"])
 def test_a_client_keeps_what_it_has_when_training_diverges(method: str) -> None:
     """The mean lets an enormous model through; training from it gives NaN, which is a failure and is not kept."""
-    settings = {**drawn(0), "method": method, "options": {}, "attack": "garbage:size=1e30", "rule": "mean",
-                "participation": 1.0, "malicious": 0.4, "attackers": "fixed", "drop": 0.0, "straggle": 0.0,
-                "rounds": 3, "lr": 0.1}  # fmt: skip
+    settings = {
+        **drawn(0),
+        "method": method,
+        "options": {},
+        "attack": "garbage:size=1e30",
+        "rule": "mean",
+        "participation": 1.0,
+        "malicious": 0.4,
+        "attackers": "fixed",
+        "drop": 0.0,
+        "straggle": 0.0,
+        "rounds": 3,
+        "lr": 0.1,
+    }
     job = finished(job_of(settings))
     assert any("not finite" in f.reason for f in job.fed.failures)
     for name, kept in job.site.store.tensors.items():

@@ -10,15 +10,27 @@ from torch import Tensor
 from fedkin.config import make_config
 from fedkin.robust import RULES, make_rule
 from fedkin.robust.rules import FLTrust, apply
-from fedkin.rounds import prepare
+from fedkin.rounds.job import prepare
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def model_after(way: str, rule: str = "mean") -> Tensor:
-    config = make_config({"clients": 6, "partition": "iid", "rounds": 2, "epochs": 2, "samples_per_client": 40,
-                          "attack": "input-noise:sigma=0.5", "malicious": 0.5, "device": "cuda", "precision": "fp32",
-                          "way": way, "rule": rule})  # fmt: skip
+    config = make_config(
+        {
+            "clients": 6,
+            "partition": "iid",
+            "rounds": 2,
+            "epochs": 2,
+            "samples_per_client": 40,
+            "attack": "input-noise:sigma=0.5",
+            "malicious": 0.5,
+            "device": "cuda",
+            "precision": "fp32",
+            "way": way,
+            "rule": rule,
+        }
+    )
     job = prepare(config)
     for _ in range(2):
         job.advance()

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from fedkin.errors import UsageError
 from fedkin.options import describe
-from fedkin.papers.tables import load_paper
+from fedkin.papers.published import load_paper
 from fedkin.robust import RULES, Outcome, Rule, apply, make_rule
 from fedkin.robust import rows as linear
 from fedkin.robust.rules import GAS, RFA, Bucketing, FLTrust, Krum, Mean, Median, MultiKrum, TrimmedMean
-from fedkin.rounds import named_spec
+from fedkin.rounds.job import named_spec
 
 cases = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10_000)
@@ -94,8 +94,12 @@ def cluster(distance: np.ndarray) -> list[int]:
     """Complete linkage down to two clusters, one merge at a time; the larger, or the first row's if equal."""
     groups = [[i] for i in range(len(distance))]
     while len(groups) > 2:
-        pairs = [(max(distance[i, j] for i in a for j in b), p, q)
-                 for p, a in enumerate(groups) for q, b in enumerate(groups) if p < q]  # fmt: skip
+        pairs = [
+            (max(distance[i, j] for i in a for j in b), p, q)
+            for p, a in enumerate(groups)
+            for q, b in enumerate(groups)
+            if p < q
+        ]
         _, p, q = min(pairs)
         groups[p] = groups[p] + groups.pop(q)
     return sorted(max(groups, key=lambda g: (len(g), 0 in g)))
@@ -263,8 +267,13 @@ def test_gas_is_its_definition() -> None:
 def test_limits_are_the_plain_mean(seed: int) -> None:
     rows, weights, start = draw(seed)
     plain = rows.double().mean(0)
-    for rule in (MultiKrum(malicious=0, keep=9), MultiKrum(malicious=0), TrimmedMean(malicious=0),
-                 Bucketing(size=9, base="median"), GAS(malicious=0)):  # fmt: skip
+    for rule in (
+        MultiKrum(malicious=0, keep=9),
+        MultiKrum(malicious=0),
+        TrimmedMean(malicious=0),
+        Bucketing(size=9, base="median"),
+        GAS(malicious=0),
+    ):
         close(rule(rows, weights, start), plain)
     close(Mean()(rows, torch.ones(9), start), plain)
     close(TrimmedMean(malicious=8)(rows, weights, start), Median()(rows, weights, start))
@@ -362,8 +371,10 @@ def test_rows_that_are_not_finite_have_no_say(name: str, bad: float) -> None:
     spoilt = torch.cat([rows, rows[:2]])
     spoilt[9, 3], spoilt[10] = bad, bad
     # The random orders of bucketing and GAS follow from the first row, which is a good one in both.
-    found, clean = apply(build(name), spoilt, torch.cat([weights, weights[:2]]), start), apply(
-        build(name), rows, weights, start)  # fmt: skip
+    found, clean = (
+        apply(build(name), spoilt, torch.cat([weights, weights[:2]]), start),
+        apply(build(name), rows, weights, start),
+    )
     close(found.row, clean.row)
     assert found.used.tolist() == [*clean.used.tolist(), False, False]
     if found.scores is not None:

@@ -11,23 +11,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkin.bench import run_bench
+from fedkin.bench.loop import run_bench
 from fedkin.cli.outcome import summarise, threat
-from fedkin.cohort import Cohort
-from fedkin.compute import keys
+from fedkin.compute import random as keys
 from fedkin.compute.batches import Source, normal
 from fedkin.config import make_config
+from fedkin.core.cohort import Cohort
+from fedkin.core.federation import Note
 from fedkin.errors import UsageError
-from fedkin.federation import Note
 from fedkin.methods import METHODS
 from fedkin.robust import RULES, Adversary, Desk, Rates, Verdict, Watched, detection, make_attack, verdicts_of
 from fedkin.robust.attacks import Adaptive, Backdoor
 from fedkin.robust.root import root_set
 from fedkin.robust.rules import RFA, Bucketing, FLTrust, Rule
-from fedkin.rounds import Job, Result, prepare, run_config
+from fedkin.rounds.job import Job, Result, prepare, run_config
 
-TINY: dict[str, Any] = {"clients": 10, "partition": "iid", "rounds": 2, "epochs": 1, "lr": 0.1, "way": "each",
-                        "samples_per_client": 40, "device": "cpu"}  # fmt: skip
+TINY: dict[str, Any] = {
+    "clients": 10,
+    "partition": "iid",
+    "rounds": 2,
+    "epochs": 1,
+    "lr": 0.1,
+    "way": "each",
+    "samples_per_client": 40,
+    "device": "cpu",
+}
 
 
 def job_of(**settings: Any) -> Job:
@@ -327,10 +335,12 @@ def test_the_summary_says_whose_accuracy_it_is() -> None:
 
 def test_verdicts_from_notes_by_hand() -> None:
     notes = [
-        Note(0, "accepted", [1, 2]), Note(0, "rejected", [5]), Note(0, "scores", torch.ones(3)),
+        Note(0, "accepted", [1, 2]),
+        Note(0, "rejected", [5]),
+        Note(0, "scores", torch.ones(3)),
         Note(0, "used", {"clients": [1, 2, 5], "used": [True, False, True]}),  # no rule brings back the rejected
         Note(2, "judged", {"clients": [0, 1], "used": [False, True]}),
-    ]  # fmt: skip
+    ]
     first, second = verdicts_of(notes)
     assert (first.round, first.clients.tolist(), first.used.tolist()) == (0, [1, 2, 5], [True, False, False])
     assert (second.round, second.clients.tolist(), second.used.tolist()) == (2, [0, 1], [False, True])
@@ -428,8 +438,13 @@ def test_adaptive_knows_the_rule_of_the_run(rule: str) -> None:
     fixed, adaptive = (finished(job_of(attack=a, **base)) for a in ("ipm", "adaptive"))
 
     def used(job: Job) -> int:
-        return sum(u for n in job.fed.notes if n.name == "used"
-                   for c, u in zip(n.value["clients"], n.value["used"], strict=True) if c in job.malicious)  # fmt: skip
+        return sum(
+            u
+            for n in job.fed.notes
+            if n.name == "used"
+            for c, u in zip(n.value["clients"], n.value["used"], strict=True)
+            if c in job.malicious
+        )
 
     assert used(fixed) == 0
     assert used(adaptive) >= 4

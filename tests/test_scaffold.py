@@ -17,7 +17,7 @@ from torch import Tensor
 from typer.testing import CliRunner, Result
 
 from fedkin import plugins
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
 from fedkin.robust import ATTACKS, RULES, DataAttack, Outcome, ReplyAttack, Rule
@@ -45,9 +45,14 @@ def test_what_is_written_passes_its_own_test_and_can_be_used(tmp_path: Path) -> 
         assert f"test_my_{kind}.py" in outcome.stdout
         assert 25 <= len((tmp_path / "own" / f"my_{kind}.py").read_text().splitlines()) <= 50
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."], cwd=tmp_path / "own",
-        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
+        cwd=tmp_path / "own",
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     assert "26 passed" in done.stdout
     files = [w for kind in KINDS for w in ("--plugin", str(tmp_path / "own" / f"my_{kind}.py"))]
@@ -155,9 +160,14 @@ class NoClass(DataAttack):
 
 @pytest.mark.parametrize(
     ("attack", "says"),
-    [(Short, "send 1 rows"), (Meddling, "changed the updates"), (Random, "the same generator"),
-     (InPlace, "changed the labels"), (NoClass, "no class")],
-)  # fmt: skip
+    [
+        (Short, "send 1 rows"),
+        (Meddling, "changed the updates"),
+        (Random, "the same generator"),
+        (InPlace, "changed the labels"),
+        (NoClass, "no class"),
+    ],
+)
 def test_attacks_that_are_wrong_are_caught(attack: Any, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
         check_attack(dataclass(frozen=True)(attack))

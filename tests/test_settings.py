@@ -13,16 +13,17 @@ import torch
 from torch import nn
 
 import fedkin as fk
-from fedkin import api, footprint
+from fedkin import api
 from fedkin.cli.flags import grid_configs, run_config_of
 from fedkin.config import Config, make_config
 from fedkin.data import Dataset, iid, make_split
 from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import METHODS, options_of
 from fedkin.robust import ATTACKS, ReplyAttack
-from fedkin.rounds import Job, prepare
+from fedkin.rounds import footprint
+from fedkin.rounds.job import Job, prepare
+from fedkin.runs.folder import RunFolder
 from fedkin.testing import job_of, personal_rows
-from fedkin.track.folder import RunFolder
 
 SITES, CLASSES, SIDE = 4, 3, 16
 BASE: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch": 8, "lr": 0.1, "device": "cpu", "way": "each", "model": "mlp"}

@@ -11,18 +11,27 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.config import Config, make_config
 from fedkin.errors import UsageError
-from fedkin.rounds import Result, RoundRecord, run_config
-from fedkin.track import sinks
-from fedkin.track.runs import start
-from fedkin.track.sinks import SINKS, ClientScore, Sink, Sinks, check_sinks, make_sinks
+from fedkin.rounds.job import Result, RoundRecord, run_config
+from fedkin.runs import sinks
+from fedkin.runs.sinks import SINKS, ClientScore, Sink, Sinks, check_sinks, make_sinks
+from fedkin.runs.start import start
 
 
 def tiny(runs: Path, **settings: Any) -> Config:
-    return make_config({"rounds": 2, "epochs": 1, "clients": 5, "way": "each", "samples_per_client": 20,
-                        "runs_dir": str(runs), **settings})  # fmt: skip
+    return make_config(
+        {
+            "rounds": 2,
+            "epochs": 1,
+            "clients": 5,
+            "way": "each",
+            "samples_per_client": 20,
+            "runs_dir": str(runs),
+            **settings,
+        }
+    )
 
 
 class Notebook(Sink):
@@ -104,8 +113,24 @@ def test_tensorboard_files_hold_the_curves(tmp_path: Path) -> None:
 
 def test_the_command_line_sends_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDKIN_RUNS", str(tmp_path / "runs"))
-    words = ["compare", "fedavg", "local", "--rounds", "1", "--epochs", "1", "--clients", "5", "--way", "each",
-             "--samples-per-client", "20", "--sink", f"tensorboard:{tmp_path / 'board'}", "--json"]  # fmt: skip
+    words = [
+        "compare",
+        "fedavg",
+        "local",
+        "--rounds",
+        "1",
+        "--epochs",
+        "1",
+        "--clients",
+        "5",
+        "--way",
+        "each",
+        "--samples-per-client",
+        "20",
+        "--sink",
+        f"tensorboard:{tmp_path / 'board'}",
+        "--json",
+    ]
     outcome = CliRunner().invoke(app, words)
     assert outcome.exit_code == 0, outcome.output
     for cell in json.loads(outcome.stdout)["cells"]:

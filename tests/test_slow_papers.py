@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedkin.papers.tables import table_names
+from fedkin.papers.published import table_names
 
 pytestmark = pytest.mark.slow
 QUICK = os.environ.get("FEDKIN_CLAIMS_QUICK") == "1"

@@ -17,15 +17,15 @@ from typer.testing import CliRunner, Result
 
 import fedkin as fk
 from fedkin import plugins
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.cli.flags import grid_configs
 from fedkin.config import Config, make_config
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
-from fedkin.rounds import Event, Prepared, RoundRecord, run_config
-from fedkin.track.catalogue import Catalogue
-from fedkin.track.sweep import Cell, Quiet, Sweep, expand, run_sweep
+from fedkin.rounds.job import Event, Prepared, RoundRecord, run_config
+from fedkin.runs.catalogue import Catalogue
+from fedkin.sweep.runner import Cell, Quiet, Sweep, expand, run_sweep
 
 TINY = ["--rounds", "2", "--epochs", "1", "--clients", "5", "--way", "each", "--samples-per-client", "40"]
 
@@ -43,8 +43,9 @@ def call(*words: str) -> Result:
 
 
 def tiny(method: str = "fedavg", **settings: Any) -> Config:
-    return make_config({"method": method, "rounds": 2, "epochs": 1, "clients": 5, "way": "each",
-                        "samples_per_client": 40, **settings})  # fmt: skip
+    return make_config(
+        {"method": method, "rounds": 2, "epochs": 1, "clients": 5, "way": "each", "samples_per_client": 40, **settings}
+    )
 
 
 def scores(sweep: Sweep) -> list[tuple[str, int, list[float]]]:
@@ -55,8 +56,15 @@ def scores(sweep: Sweep) -> list[tuple[str, int, list[float]]]:
 
 
 def test_a_grid_is_every_combination_once() -> None:
-    blocks = [{"method": ["fedavg", "ditto"], "attack": ["none", "sf"], "malicious": [0.2, 0.4],
-               "options.lam": [0.1, 1.0], "seed": [3, 4]}]  # fmt: skip
+    blocks = [
+        {
+            "method": ["fedavg", "ditto"],
+            "attack": ["none", "sf"],
+            "malicious": [0.2, 0.4],
+            "options.lam": [0.1, 1.0],
+            "seed": [3, 4],
+        }
+    ]
     got = [(c.seed, c.attack, c.malicious, c.method, c.options.get("lam")) for c in expand({"rounds": 1}, blocks)]
     one = [("none", 0.3, "fedavg", None), ("none", 0.3, "ditto", 0.1), ("none", 0.3, "ditto", 1.0)]
     two = [("sf", m, *rest) for m in (0.2, 0.4) for rest in (("fedavg", None), ("ditto", 0.1), ("ditto", 1.0))]
@@ -88,14 +96,19 @@ options = { mu = 0.3 }
         (s, *rest)
         for s in (0, 1)
         for rest in (
-            (0.01, "fedavg", {}), (0.01, "ditto", {"lam": 0.7}), (0.1, "fedavg", {}), (0.1, "ditto", {"lam": 0.7}),
+            (0.01, "fedavg", {}),
+            (0.01, "ditto", {"lam": 0.7}),
+            (0.1, "fedavg", {}),
+            (0.1, "ditto", {"lam": 0.7}),
             (0.2, "fedprox", {"mu": 0.3}),
         )
-    ]  # fmt: skip
+    ]
     flat = grid_configs([str(path)], {"lr": "0.5"}, ["ditto.lam=0.2"], "1")
     assert [(c.seed, c.lr, c.method, dict(c.options)) for c in flat] == [
-        (0, 0.5, "fedavg", {}), (0, 0.5, "ditto", {"lam": 0.2}), (0, 0.5, "fedprox", {"mu": 0.3})
-    ]  # fmt: skip
+        (0, 0.5, "fedavg", {}),
+        (0, 0.5, "ditto", {"lam": 0.2}),
+        (0, 0.5, "fedprox", {"mu": 0.3}),
+    ]
 
 
 def test_flags_make_a_grid() -> None:
@@ -125,9 +138,13 @@ def test_wrong_grids_are_refused(block: dict[str, Any], says: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("grid = 3", "[grid]"), ("[cell]\nlr = 1", "[[cell]]"), ("[grid.lr]\na = 1", "not a table"),
-     ("[grid]\nlr = [0.1]", "no method")],
-)  # fmt: skip
+    [
+        ("grid = 3", "[grid]"),
+        ("[cell]\nlr = 1", "[[cell]]"),
+        ("[grid.lr]\na = 1", "not a table"),
+        ("[grid]\nlr = [0.1]", "no method"),
+    ],
+)
 def test_wrong_files_are_refused(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "sweep.toml"
     path.write_text(text)
@@ -203,8 +220,10 @@ def test_a_run_at_the_methods_own_point_is_the_cell_of_a_comparison(tmp_path: Pa
     call("run", "fedavg", *TINY)
     call("run", "fedavg-ft", *TINY)
     assert "1 of 2 runs were finished before" in call("compare", "fedavg", "fedavg-ft", *TINY).stderr
-    assert "2 of 2 runs were finished before" in call("compare", "fedavg", "fedavg-ft", *TINY, "--eval-point",
-                                                      "auto").stderr  # fmt: skip
+    assert (
+        "2 of 2 runs were finished before"
+        in call("compare", "fedavg", "fedavg-ft", *TINY, "--eval-point", "auto").stderr
+    )
     assert len(Catalogue(tmp_path / "runs").runs()) == 3
 
 
@@ -369,7 +388,7 @@ def test_a_run_whose_process_is_gone_is_gone_on_with(grid: list[Config]) -> None
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_a_second_ctrl_c_quits_now(grid: list[Config], together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkin.track.runs.SAME_REQUEST", 0.0)  # these come at once, a person's would not
+    monkeypatch.setattr("fedkin.runs.start.SAME_REQUEST", 0.0)  # these come at once, a person's would not
     sweep = run_sweep(grid, watcher=lambda cells: Impatient(2), together=together, signals=True)
     assert sweep.signal == signal.SIGINT
     assert {c.state for c in sweep.cells} == {"interrupted", "waiting"}
@@ -380,7 +399,7 @@ def test_a_second_ctrl_c_quits_now(grid: list[Config], together: int, monkeypatc
 
 
 def test_the_command_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedkin.track import sweep as module
+    from fedkin.sweep import runner as module
 
     real = module.run_sweep
 
@@ -460,9 +479,12 @@ def test_resume_wants_the_same_plugin(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("x = (", "line 1: SyntaxError"), ("\nimport nowhere_at_all", "line 2: ModuleNotFoundError"),
-     (PLUGIN.replace('"mine"', '"ditto"'), "exists already")],
-)  # fmt: skip
+    [
+        ("x = (", "line 1: SyntaxError"),
+        ("\nimport nowhere_at_all", "line 2: ModuleNotFoundError"),
+        (PLUGIN.replace('"mine"', '"ditto"'), "exists already"),
+    ],
+)
 def test_a_plugin_that_cannot_be_used_says_where(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(text)
@@ -479,8 +501,9 @@ def test_a_plugin_that_cannot_be_used_says_where(text: str, says: str, tmp_path:
 def test_tables_are_written(tmp_path: Path) -> None:
     files = {k: tmp_path / "out" / f"table.{k}" for k in ("markdown", "latex", "csv")}
     words = [w for k, path in files.items() for w in (f"--{k}", str(path))]
-    outcome = call("compare", "fedavg", "local", *TINY, "--attack", "none,sf", "--seeds", "2", "--baseline", "fedavg",
-                   *words)  # fmt: skip
+    outcome = call(
+        "compare", "fedavg", "local", *TINY, "--attack", "none,sf", "--seeds", "2", "--baseline", "fedavg", *words
+    )
     assert outcome.exit_code == 0, outcome.output
     for word in ("Wilcoxon", "over clients", "n = ", "median difference", "benign ones only (no attack: of all 5)"):
         assert word in outcome.stdout, word
@@ -497,10 +520,15 @@ def test_tables_are_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(["--baseline", "dito"], "did you mean 'ditto'"), (["--metric", "makro"], "did you mean 'macro'"),
-     (["--sink", "tensorbord"], "did you mean 'tensorboard'"), (["--together", "0"], "--together"),
-     (["--csv", "a", "--latex", "a"], "files of their own"), (["--grid", "lr"], "--grid lr=0.01,0.1")],
-)  # fmt: skip
+    [
+        (["--baseline", "dito"], "did you mean 'ditto'"),
+        (["--metric", "makro"], "did you mean 'macro'"),
+        (["--sink", "tensorbord"], "did you mean 'tensorboard'"),
+        (["--together", "0"], "--together"),
+        (["--csv", "a", "--latex", "a"], "files of their own"),
+        (["--grid", "lr"], "--grid lr=0.01,0.1"),
+    ],
+)
 def test_wrong_flags_are_refused_before_anything_runs(words: list[str], says: str, tmp_path: Path) -> None:
     outcome = call("compare", "fedavg", "ditto", *TINY, *words)
     assert outcome.exit_code == 2

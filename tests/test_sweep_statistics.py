@@ -17,10 +17,10 @@ from scipy.stats import wilcoxon
 import fedkin as fk
 from fedkin.config import Config
 from fedkin.errors import DataError, UsageError
-from fedkin.rounds import Accuracy, ClientRecord
-from fedkin.track.folder import RunFolder
-from fedkin.track.statistics import Outcome, compared, groups_of, summary
-from fedkin.track.tables import comma_separated, latex, markdown, paired_sheet, sheet, write
+from fedkin.report.tables import comma_separated, latex, markdown, paired_sheet, sheet, write
+from fedkin.rounds.job import Accuracy, ClientRecord
+from fedkin.runs.folder import RunFolder
+from fedkin.sweep.statistics import Outcome, compared, groups_of, summary
 
 
 def outcome(
@@ -31,8 +31,20 @@ def outcome(
     accuracy = Accuracy(float(kept.mean()) + 1, float(kept.mean()), float(kept.min()), float(kept.std()))
     best = replace(accuracy, micro=accuracy.micro + 2)
     source: Any = None
-    return Outcome(Config(method=method, seed=seed, **settings), {}, accuracy, best, 7, clients, malicious, 3_000_000,
-                   4.0, f"{split}{seed}", "received", source)  # fmt: skip
+    return Outcome(
+        Config(method=method, seed=seed, **settings),
+        {},
+        accuracy,
+        best,
+        7,
+        clients,
+        malicious,
+        3_000_000,
+        4.0,
+        f"{split}{seed}",
+        "received",
+        source,
+    )
 
 
 def groups(*outcomes: Outcome) -> Any:
@@ -102,8 +114,12 @@ def test_a_test_is_of_the_metric_that_is_shown() -> None:
         mine = [outcome("ditto", s, better(s)) for s in range(seeds)]
         base = [outcome("fedavg", s, BASE[s]) for s in range(seeds)]
         worse = [*(BASE[s][0] for s in range(seeds)), *(BASE[s][0] + worst[s] for s in range(seeds))]
-        return groups(*(replace(o, accuracy=replace(o.accuracy, worst_decile=value))
-                        for o, value in zip([*base, *mine], worse, strict=True)))  # fmt: skip
+        return groups(
+            *(
+                replace(o, accuracy=replace(o.accuracy, worst_decile=value))
+                for o, value in zip([*base, *mine], worse, strict=True)
+            )
+        )
 
     few = both(3, [-1.0, 2.0, -3.0])
     assert compared(few, "fedavg")[1].p_holm < 0.05
@@ -203,8 +219,14 @@ def test_holm_corrects_for_all_tests() -> None:
 
 def test_methods_that_set_samples_aside_are_still_paired(tmp_path: Path) -> None:
     """The clients are tested on the same samples, and the table says what differs."""
-    settings = {"rounds": 1, "epochs": 1, "clients": 5, "way": "each", "samples_per_client": 40,
-                "runs_dir": str(tmp_path)}  # fmt: skip
+    settings = {
+        "rounds": 1,
+        "epochs": 1,
+        "clients": 5,
+        "way": "each",
+        "samples_per_client": 40,
+        "runs_dir": str(tmp_path),
+    }
     runs = [fk.run("fedavg", validation_share=share, **settings) for share in (0.0, 0.2)]
     read = [Outcome.read(RunFolder.open(r.run or "")) for r in runs]
     assert read[0].split != read[1].split
@@ -232,9 +254,10 @@ def test_a_run_without_a_result_is_refused(tmp_path: Path) -> None:
 def awkward() -> Any:
     name = r"a_b|c & 50% #1 $x$ {y} ~^ \z <i>"
     return groups(
-        *(outcome("fedavg", s, BASE[s], attack="none") for s in (0, 1)), *(outcome(name, s, better(s)) for s in (0, 1)),
+        *(outcome("fedavg", s, BASE[s], attack="none") for s in (0, 1)),
+        *(outcome(name, s, better(s)) for s in (0, 1)),
         *(outcome(m, s, BASE[s], attack=r"evil_attack:a=1,b=2|x") for m in ("fedavg", name) for s in (0, 1)),
-    )  # fmt: skip
+    )
 
 
 def test_markdown_keeps_its_columns() -> None:
@@ -283,7 +306,10 @@ def test_from_python_with_a_baseline() -> None:
     results, rows = fk.compare(["fedavg", "local"], attack=["none", "sf"], baseline="fedavg", **settings)
     assert len(results) == 4
     assert [(r["attack"], r["method"], r["paired"] is None) for r in rows] == [
-        ("none", "fedavg", True), ("none", "local", False), ("sf", "fedavg", True), ("sf", "local", False)
-    ]  # fmt: skip
+        ("none", "fedavg", True),
+        ("none", "local", False),
+        ("sf", "fedavg", True),
+        ("sf", "local", False),
+    ]
     assert rows[3]["benign_only"]
     assert rows[3]["paired"]["n"] == 4

@@ -13,12 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 import fedkin as fk
-from fedkin.cli import app
-from fedkin.clock import PARTS, Clock
-from fedkin.rounds import RoundRecord
+from fedkin.cli import application as app
+from fedkin.rounds.clock import PARTS, Clock
+from fedkin.rounds.job import RoundRecord
+from fedkin.runs import database, recorder
+from fedkin.runs import start as runs
+from fedkin.runs.folder import RunFolder
 from fedkin.testing import finished, job_of
-from fedkin.track import database, recorder, runs
-from fedkin.track.folder import RunFolder
 from fedkin.web.views import curves
 
 TINY: dict[str, Any] = {"rounds": 3, "clients": 6, "epochs": 1, "way": "each", "device": "cpu", "partition": "iid"}
@@ -43,8 +44,8 @@ class Slow:
     """Makes each part of a run take a tenth of a second at least."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from fedkin import rounds
         from fedkin.methods.fedavg import FedAvg
+        from fedkin.rounds import job as rounds
 
         def slowed(owner: Any, name: str) -> None:
             real = getattr(owner, name)

@@ -10,18 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from fedkin.compute import together
+from fedkin.compute import lockstep as together
+from fedkin.compute.backends import Work
 from fedkin.compute.choice import Chooser
-from fedkin.compute.ways import Work
 from fedkin.config import Config, make_config
 from fedkin.errors import FedKinError, UsageError
-from fedkin.rounds import Prepared, Result, RoundRecord, run_config
-from fedkin.together import run_together
+from fedkin.rounds.job import Prepared, Result, RoundRecord, run_config
+from fedkin.sweep.together import run_together
 
 BASE: dict[str, Any] = {
-    "data": "digits", "clients": 4, "partition": "dirichlet:0.5", "rounds": 2, "epochs": 1, "device": "cpu",
+    "data": "digits",
+    "clients": 4,
+    "partition": "dirichlet:0.5",
+    "rounds": 2,
+    "epochs": 1,
+    "device": "cpu",
     "way": "each",
-}  # fmt: skip
+}
 
 
 def cell(method: str, **changes: Any) -> Config:

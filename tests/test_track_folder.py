@@ -22,20 +22,28 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fedkin import api
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.config import NOT_IDENTITY, Config, make_config
+from fedkin.core.federation import Federation
 from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.federation import Federation
 from fedkin.methods.fedavg import FedAvg
-from fedkin.rounds import Result, RoundRecord
-from fedkin.track import runs
-from fedkin.track.catalogue import Broken, Catalogue, diff, runs_folder
-from fedkin.track.database import TABLES
-from fedkin.track.folder import RunFolder, RunInfo, check_name
-from fedkin.track.recorder import Recorder
+from fedkin.rounds.job import Result, RoundRecord
+from fedkin.runs import start as runs
+from fedkin.runs.catalogue import Broken, Catalogue, diff, runs_folder
+from fedkin.runs.database import TABLES
+from fedkin.runs.folder import RunFolder, RunInfo, check_name
+from fedkin.runs.recorder import Recorder
 
-TINY: dict[str, Any] = {"clients": 6, "rounds": 3, "epochs": 1, "way": "each", "device": "cpu", "model": "mlp",
-                        "samples_per_client": 30, "partition": "iid"}  # fmt: skip
+TINY: dict[str, Any] = {
+    "clients": 6,
+    "rounds": 3,
+    "epochs": 1,
+    "way": "each",
+    "device": "cpu",
+    "model": "mlp",
+    "samples_per_client": 30,
+    "partition": "iid",
+}
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +76,14 @@ def answer(*words: str) -> Any:
 
 def test_files(hostile: RunFolder) -> None:
     found = {str(p.relative_to(hostile.path)) for p in hostile.path.rglob("*") if p.is_file()}
-    assert found == {"run.json", "metrics.sqlite", "split.npz", "log.txt", "checkpoints/final.json",
-                     "checkpoints/final.safetensors"}  # fmt: skip
+    assert found == {
+        "run.json",
+        "metrics.sqlite",
+        "split.npz",
+        "log.txt",
+        "checkpoints/final.json",
+        "checkpoints/final.safetensors",
+    }
     assert re.fullmatch(r"fedcap-\d{8}-\d{6}-[0-9a-f]{4}", hostile.info.id)
 
 
@@ -83,8 +97,15 @@ def test_run_json_says_what_exactly_was_run(hostile: RunFolder) -> None:
     assert raw["options"]["t_norm"] == 0.1
     assert raw["options"]["alpha"] == 10.0
     assert set(raw["environment"]) >= {"fedkin", "python", "torch", "numpy", "platform", "device", "precision", "git"}
-    assert set(raw["prepared"]) >= {"clients", "classes", "split_hash", "parameters", "eval_point", "device",
-                                    "precision"}  # fmt: skip
+    assert set(raw["prepared"]) >= {
+        "clients",
+        "classes",
+        "split_hash",
+        "parameters",
+        "eval_point",
+        "device",
+        "precision",
+    }
     assert raw["names"] == [f"client-{i}" for i in range(6)]
     assert len(raw["malicious"]) == 2
     assert set(raw["result"]) >= {"accuracy", "best", "bytes", "seconds", "removed", "detection", "rounds_done"}
@@ -129,8 +150,9 @@ def test_tables_hold_what_the_result_says(hostile: RunFolder) -> None:
     assert exchanges["id"] == list(range(1, len(result.exchanges) + 1))
     for way in ("bytes_down", "bytes_up"):
         assert exchanges[way] == [getattr(e, way) for e in result.exchanges]
-        per_exchange = [sum(b for b, x in zip(traffic[way], traffic["exchange"], strict=True) if x == i)
-                        for i in exchanges["id"]]  # fmt: skip
+        per_exchange = [
+            sum(b for b, x in zip(traffic[way], traffic["exchange"], strict=True) if x == i) for i in exchanges["id"]
+        ]
         assert per_exchange == exchanges[way]
     failed = hostile.events("failed")
     assert [(e["round"], e["client"], e["phase"], e["reason"]) for e in failed] == [
@@ -164,10 +186,16 @@ def test_the_last_word_of_a_method_counts_to_the_last_round(home: Path) -> None:
 
 
 def test_what_a_rule_leaves_out_is_an_event(tmp_path: Path) -> None:
-    result = api.run("fedavg", **TINY, attack="sf", malicious=0.34, rule="multi-krum:malicious=0.34",
-                     runs_dir=str(tmp_path))  # fmt: skip
-    out = [(n.round + 1, c) for n in result.notes if n.name == "used"
-           for c, used in zip(n.value["clients"], n.value["used"], strict=True) if not used]  # fmt: skip
+    result = api.run(
+        "fedavg", **TINY, attack="sf", malicious=0.34, rule="multi-krum:malicious=0.34", runs_dir=str(tmp_path)
+    )
+    out = [
+        (n.round + 1, c)
+        for n in result.notes
+        if n.name == "used"
+        for c, used in zip(n.value["clients"], n.value["used"], strict=True)
+        if not used
+    ]
     assert out
     assert [(e["round"], e["client"]) for e in RunFolder.open(str(result.run)).events("left_out")] == out
 
@@ -246,7 +274,7 @@ def test_own_objects_are_named(tmp_path: Path) -> None:
 
 
 def test_somebody_reading_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkin.track.database.BRIEF", 0.05)
+    monkeypatch.setattr("fedkin.runs.database.BRIEF", 0.05)
     readers: list[sqlite3.Connection] = []
 
     def hear(event: Any) -> None:
@@ -268,8 +296,16 @@ def test_somebody_reading_does_not_stop_the_run(tmp_path: Path, monkeypatch: pyt
 
 def test_identity_is_what_changes_the_result() -> None:
     base = make_config({"method": "ditto"})
-    elsewhere = {"runs_dir": "x", "checkpoint_every": 3, "device": "cpu", "way": "each", "chunk": 2, "data_dir": "d",
-                 "on_failure": "stop", "force": True}  # fmt: skip
+    elsewhere = {
+        "runs_dir": "x",
+        "checkpoint_every": 3,
+        "device": "cpu",
+        "way": "each",
+        "chunk": 2,
+        "data_dir": "d",
+        "on_failure": "stop",
+        "force": True,
+    }
     assert set(elsewhere) == set(NOT_IDENTITY)
     assert make_config({"method": "ditto", **elsewhere}).identity() == base.identity()
     for change in ({"seed": 1}, {"lr": 0.02}, {"options": {"lam": 0.5}}, {"precision": "bf16"}, {"method": "fedavg"}):
@@ -311,10 +347,24 @@ def good(where: Path, name: str, **changes: Any) -> Path:
     """A folder with a run.json as a run would have it, and nothing else."""
     folder = where / name
     folder.mkdir(parents=True)
-    raw = {"format": 1, "id": name, "created": "2026-01-01T00:00:00Z", "updated": "2026-01-01T00:00:00Z",
-           "status": "finished", "error": None, "config": Config().to_dict(), "options": {}, "identity": "x",
-           "environment": {}, "prepared": {}, "names": [f"client-{i}" for i in range(100)], "malicious": [],
-           "rounds_done": 100, "result": {"accuracy": {"macro": 50.0}}, **changes}  # fmt: skip
+    raw = {
+        "format": 1,
+        "id": name,
+        "created": "2026-01-01T00:00:00Z",
+        "updated": "2026-01-01T00:00:00Z",
+        "status": "finished",
+        "error": None,
+        "config": Config().to_dict(),
+        "options": {},
+        "identity": "x",
+        "environment": {},
+        "prepared": {},
+        "names": [f"client-{i}" for i in range(100)],
+        "malicious": [],
+        "rounds_done": 100,
+        "result": {"accuracy": {"macro": 50.0}},
+        **changes,
+    }
     (folder / "run.json").write_text(json.dumps(raw))
     return folder
 
@@ -324,11 +374,22 @@ def test_foreign_folders_never_break_the_list(tmp_path: Path) -> None:
     secret = tmp_path / "outside.txt"
     secret.write_text("secret")
     reasons = {
-        "empty": "missing", "half": "JSON", "list": "object", "future": "format", "status": "status",
-        "types": "config", "huge": "limit", "linked": "cannot be read", "folder": "plain file|cannot be read",
-        "pipe": "plain file", "deep": "JSON", "names": "names", "link": "a link", "böse": "name that runs have",
+        "empty": "missing",
+        "half": "JSON",
+        "list": "object",
+        "future": "format",
+        "status": "status",
+        "types": "config",
+        "huge": "limit",
+        "linked": "cannot be read",
+        "folder": "plain file|cannot be read",
+        "pipe": "plain file",
+        "deep": "JSON",
+        "names": "names",
+        "link": "a link",
+        "böse": "name that runs have",
         "..sneaky name": "name that runs have",
-    }  # fmt: skip
+    }
     for name in reasons:
         if name != "link":
             (tmp_path / name).mkdir()
@@ -382,8 +443,11 @@ def test_a_foreign_database_is_refused_with_the_reason(kind: str, tmp_path: Path
 def test_a_foreign_split_is_refused(content: bytes | None, tmp_path: Path) -> None:
     folder = good(tmp_path, "run-1")
     if content is None:
-        np.savez(folder / "split.npz", names=np.array(["a", "b"]), **{
-            k: np.arange(3) for p in ("train", "validation", "test") for k in (p, f"{p}_ends")})  # fmt: skip
+        np.savez(
+            folder / "split.npz",
+            names=np.array(["a", "b"]),
+            **{k: np.arange(3) for p in ("train", "validation", "test") for k in (p, f"{p}_ends")},
+        )
     else:
         (folder / "split.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"split\.npz"):
@@ -393,7 +457,7 @@ def test_a_foreign_split_is_refused(content: bytes | None, tmp_path: Path) -> No
 def test_a_split_is_measured_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = good(tmp_path, "run-1")
     arrays = {k: np.zeros(2, np.int64) for p in ("train", "validation", "test") for k in (p, f"{p}_ends")}
-    monkeypatch.setattr("fedkin.track.folder.MAX_ROWS", 1 << 20)
+    monkeypatch.setattr("fedkin.runs.folder.MAX_ROWS", 1 << 20)
     with open(folder / "split.npz", "wb") as file:
         np.savez_compressed(file, names=np.array(["a", "b"]), **{**arrays, "train": np.zeros(1 << 20, np.int64)})
     monkeypatch.setattr(zipfile.ZipFile, "open", lambda *given: 1 / 0)
@@ -421,8 +485,12 @@ def test_an_array_is_not_larger_than_its_bytes(header: str, tmp_path: Path) -> N
 
 def test_numbers_beyond_all_bounds_are_none(tmp_path: Path) -> None:
     vast = 10**400
-    parts = {"accuracy": {"macro": vast, "micro": 12.5}, "best": {"round": vast, "macro": -vast}, "seconds": vast,
-             "bytes": {"down": vast, "up": 3}}  # fmt: skip
+    parts = {
+        "accuracy": {"macro": vast, "micro": 12.5},
+        "best": {"round": vast, "macro": -vast},
+        "seconds": vast,
+        "bytes": {"down": vast, "up": 3},
+    }
     folder = good(tmp_path, "run-1", result=parts)
     info = RunFolder.open(folder).info
     assert math.isnan(info.accuracy["macro"])
@@ -478,8 +546,23 @@ def test_run_leaves_a_folder_and_says_where(tmp_path: Path) -> None:
     got = answer("run", "fedavg", *words)
     assert Path(got["run"]).parent == tmp_path.resolve()
     shown = answer("show", "last", "--runs-dir", str(tmp_path))
-    for key in ("method", "options", "seed", "accuracy", "best", "bytes", "seconds", "removed", "failed", "run",
-                "split", "eval_point", "malicious", "detection", "history"):  # fmt: skip
+    for key in (
+        "method",
+        "options",
+        "seed",
+        "accuracy",
+        "best",
+        "bytes",
+        "seconds",
+        "removed",
+        "failed",
+        "run",
+        "split",
+        "eval_point",
+        "malicious",
+        "detection",
+        "history",
+    ):
         assert shown[key] == got[key], key
     assert [c["accuracy"] for c in shown["per_client"]] == [c["accuracy"] for c in got["per_client"]]
     assert answer("show", got["run"])["id"] == shown["id"]
@@ -511,8 +594,19 @@ def test_runs_filter_and_sort(home: Path) -> None:
 
 def test_show_answers_what_exactly_this_number_was(hostile: RunFolder) -> None:
     text = " ".join(call("show", str(hostile.path)).stdout.split())
-    for word in (hostile.info.prepared["split_hash"], "seed 0", "torch", "attack=mr", "t_norm=0.1", "removed round",
-                 "the first: client-", "dropped out", "client-5", "parameters", "malicious"):  # fmt: skip
+    for word in (
+        hostile.info.prepared["split_hash"],
+        "seed 0",
+        "torch",
+        "attack=mr",
+        "t_norm=0.1",
+        "removed round",
+        "the first: client-",
+        "dropped out",
+        "client-5",
+        "parameters",
+        "malicious",
+    ):
         assert word in text, word
 
 
@@ -539,8 +633,10 @@ def test_export_from_the_command_line(home: Path, tmp_path: Path) -> None:
     outcome = call("show", "fedavg", "--runs-dir", str(home), "--export", "csv", str(tmp_path / "x"))
     assert "6 tables written" in outcome.stderr
     assert (tmp_path / "x" / "rounds.csv").exists()
-    assert "unknown format" in call("show", "fedavg", "--runs-dir", str(home), "--export", "xml", str(tmp_path),
-                                    code=2).stderr  # fmt: skip
+    assert (
+        "unknown format"
+        in call("show", "fedavg", "--runs-dir", str(home), "--export", "xml", str(tmp_path), code=2).stderr
+    )
 
 
 def test_python_objects_cannot_be_resumed_from_the_command_line(tmp_path: Path) -> None:
@@ -550,7 +646,7 @@ def test_python_objects_cannot_be_resumed_from_the_command_line(tmp_path: Path) 
 
 
 def test_a_run_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkin.track.recorder.split_bytes", lambda job: 1 / 0)
+    monkeypatch.setattr("fedkin.runs.recorder.split_bytes", lambda job: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         api.run("fedavg", **TINY, runs_dir=str(tmp_path / "new"))
     assert list((tmp_path / "new").iterdir()) == []  # nothing half-written stays
@@ -562,8 +658,8 @@ def test_a_run_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytes
 
 def test_progress_shows_speed_and_memory() -> None:
     from fedkin.cli.live import pace
-    from fedkin.footprint import resident
-    from fedkin.rounds import Accuracy, RoundRecord
+    from fedkin.rounds.footprint import resident
+    from fedkin.rounds.job import Accuracy, RoundRecord
 
     def record(round: int, seconds: float, steps: int) -> RoundRecord:
         return RoundRecord(round, Accuracy(1, 1, 1, 1), 0, 0, 0, 0, seconds, 1, 0, 0, client_steps=steps)
@@ -582,8 +678,10 @@ def test_runs_started_together_have_folders_of_their_own(tmp_path: Path) -> None
 
 
 def test_listing_needs_no_torch(home: Path) -> None:
-    code = (f"import sys; from fedkin.track.catalogue import Catalogue as C; assert len(C({str(home)!r}).runs()) == 3; "
-            "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)")  # fmt: skip
+    code = (
+        f"import sys; from fedkin.runs.catalogue import Catalogue as C; assert len(C({str(home)!r}).runs()) == 3; "
+        "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

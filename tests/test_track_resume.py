@@ -24,22 +24,32 @@ from typer.testing import CliRunner
 
 import fedkin as fk
 from fedkin import api
-from fedkin.cli import app
+from fedkin.cli import application as app
 from fedkin.config import make_config
+from fedkin.core.federation import Clients
 from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.federation import Clients
 from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
-from fedkin.rounds import Event, Result, RoundRecord, prepare, run_config
+from fedkin.rounds.job import Event, Result, RoundRecord, prepare, run_config
+from fedkin.runs import checkpoint
+from fedkin.runs import start as runs
+from fedkin.runs.checkpoint import DiskFull
+from fedkin.runs.folder import RunFolder
+from fedkin.runs.start import Interrupted
+from fedkin.runs.tree import Packer, Unpacker
 from fedkin.testing import finished, job_of
-from fedkin.track import checkpoint, runs
-from fedkin.track.checkpoint import DiskFull
-from fedkin.track.folder import RunFolder
-from fedkin.track.runs import Interrupted
-from fedkin.track.tree import Packer, Unpacker
 
-TINY: dict[str, Any] = {"clients": 6, "rounds": 5, "epochs": 1, "way": "each", "device": "cpu", "model": "mlp",
-                        "samples_per_client": 30, "checkpoint_every": 2, "partition": "iid"}  # fmt: skip
+TINY: dict[str, Any] = {
+    "clients": 6,
+    "rounds": 5,
+    "epochs": 1,
+    "way": "each",
+    "device": "cpu",
+    "model": "mlp",
+    "samples_per_client": 30,
+    "checkpoint_every": 2,
+    "partition": "iid",
+}
 HOSTILE = {"participation": 0.6, "attack": "ipm", "malicious": 0.34, "drop": 0.1}
 
 
@@ -193,11 +203,21 @@ def test_values_survive_a_round_trip() -> None:
     strided = torch.arange(12.0).reshape(3, 4).T
     shared = torch.tensor([1.5])
     value = {
-        1: "a", "b": [True, None, 2, 0.1, float("inf")], (1, ("x", torch.float32)): {3}, "t": strided,
-        "twice": [shared, shared], "n": np.float32(0.1), "array": np.array([[1, 2]], np.uint8), "empty": {},
-        "bool": torch.tensor([True, False]), "half": torch.tensor([1.0], dtype=torch.bfloat16), "!": "a mark",
-        "clients": Clients([2, 0], np.array([5, 6, 7])), "none": torch.zeros(0, 3), "scalar": torch.tensor(3),
-    }  # fmt: skip
+        1: "a",
+        "b": [True, None, 2, 0.1, float("inf")],
+        (1, ("x", torch.float32)): {3},
+        "t": strided,
+        "twice": [shared, shared],
+        "n": np.float32(0.1),
+        "array": np.array([[1, 2]], np.uint8),
+        "empty": {},
+        "bool": torch.tensor([True, False]),
+        "half": torch.tensor([1.0], dtype=torch.bfloat16),
+        "!": "a mark",
+        "clients": Clients([2, 0], np.array([5, 6, 7])),
+        "none": torch.zeros(0, 3),
+        "scalar": torch.tensor(3),
+    }
     packer = Packer()
     text = json.dumps(packer.pack(value), allow_nan=False)
     back = Unpacker(packer.tensors, torch.device("cpu"), np.array([5, 6, 7])).unpack(json.loads(text))
@@ -367,8 +387,13 @@ def test_a_checkpoint_that_does_not_fit_is_named_and_nothing_changes(how: str, t
             del job["method"]
         checkpoint.save(folder, name, state["job"]["round"], state)
     before = frozen(run)
-    words = {"run": "of run 'another'", "width": r"'model' is \[3\] where this run has", "clients": "is of 2 clients",
-             "name": "'__class__'", "method": "KeyError"}  # fmt: skip
+    words = {
+        "run": "of run 'another'",
+        "width": r"'model' is \[3\] where this run has",
+        "clients": "is of 2 clients",
+        "name": "'__class__'",
+        "method": "KeyError",
+    }
     with pytest.raises(DataError, match=words[how]) as error:
         runs.resume(run)
     assert "nothing was changed" in str(error.value)
@@ -487,7 +512,7 @@ def test_the_statistics_of_the_servers_own_training_go_on(rule: str) -> None:
 
 def test_two_cannot_work_on_one_run(tmp_path: Path) -> None:
     run = interrupted(tmp_path)
-    from fedkin.track.recorder import Recorder
+    from fedkin.runs.recorder import Recorder
 
     with Recorder(run.path, {}, 1):
         assert RunFolder.open(run.path).info.status == "interrupted"
@@ -521,14 +546,15 @@ def test_a_full_disk_stops_the_run_and_keeps_the_last_good_checkpoint(
     assert run.info.status == "failed"
     assert "disk is full" in (run.info.error or "")
     assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == [
-        "round-000002.json", "round-000002.safetensors"
-    ]  # fmt: skip
+        "round-000002.json",
+        "round-000002.safetensors",
+    ]
     same(whole, runs.resume(run))
 
 
 @pytest.mark.parametrize("what", ["run.json", "metrics.sqlite", "log.txt"])
 def test_whatever_cannot_be_written(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedkin.track import database, recorder
+    from fedkin.runs import database, recorder
 
     rounds: list[int] = []
 
@@ -565,12 +591,34 @@ def test_whatever_cannot_be_written(what: str, tmp_path: Path, monkeypatch: pyte
 
 def program(*words: str, where: Path, **more: Any) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FEDKIN_RUNS": str(where)}
-    return subprocess.Popen([sys.executable, "-m", "fedkin", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True, env=environment, **more)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedkin", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **more,
+    )
 
 
-LONG = ["--rounds", "60", "--clients", "6", "--epochs", "1", "--way", "each", "--checkpoint-every", "3",
-        "--participation", "0.7", "--attack", "ipm", "--partition", "iid"]  # fmt: skip
+LONG = [
+    "--rounds",
+    "60",
+    "--clients",
+    "6",
+    "--epochs",
+    "1",
+    "--way",
+    "each",
+    "--checkpoint-every",
+    "3",
+    "--participation",
+    "0.7",
+    "--attack",
+    "ipm",
+    "--partition",
+    "iid",
+]
 
 
 def test_sigterm_stops_after_the_round(tmp_path: Path) -> None:
@@ -640,7 +688,7 @@ def in_a_process(where: str, settings: dict[str, Any]) -> None:
 def killed(where: Path, settings: dict[str, Any], kills: list[tuple[int, float]]) -> None:
     """A run under SIGKILL, each time after so many more lines of its log and so many seconds; in the end in peace."""
     machine = multiprocessing.get_context("forkserver")
-    machine.set_forkserver_preload(["fedkin.track.runs", "torch"])
+    machine.set_forkserver_preload(["fedkin.runs.start", "torch"])
 
     def lines() -> int:
         return sum(path.read_text().count("\n") for path in where.glob("*/log.txt"))

@@ -27,12 +27,14 @@ from starlette.testclient import TestClient
 
 from fedkin.config import make_config
 from fedkin.errors import DataError, UsageError
-from fedkin.track.database import TABLES, Database, create
-from fedkin.track.folder import RunFolder
-from fedkin.web import figures, live, metrics, views
-from fedkin.web.app import create_app, report_policy
+from fedkin.runs.database import TABLES, Database, create
+from fedkin.runs.folder import RunFolder
+from fedkin.web import figures, views
+from fedkin.web import queries as metrics
+from fedkin.web import stream as live
 from fedkin.web.guard import check_binding
-from fedkin.web.live import Streams, place_of
+from fedkin.web.routes import create_app, report_policy
+from fedkin.web.stream import Streams, place_of
 
 TOKEN = "a-token-of-sufficient-length"
 SCRIPT = "<script>alert(1)</script>"
@@ -43,15 +45,34 @@ def facts(name: str = "made", **more: Any) -> dict[str, Any]:
     config = make_config({"method": "fedcap", "attack": "ipm", "rounds": 4, "clients": 3}).to_dict()
     config |= more.pop("config", {})
     accuracy = {"micro": 90.0, "macro": 91.0, "worst_decile": 80.0, "std": 3.0}
-    result = {"accuracy": accuracy, "best": {"round": 3, **accuracy}, "bytes": {"down": 1000, "up": 2000},
-              "seconds": 1.5, "removed": {"1": 2}, "detection": None, "rounds_done": 4}  # fmt: skip
+    result = {
+        "accuracy": accuracy,
+        "best": {"round": 3, **accuracy},
+        "bytes": {"down": 1000, "up": 2000},
+        "seconds": 1.5,
+        "removed": {"1": 2},
+        "detection": None,
+        "rounds_done": 4,
+    }
     return {
-        "format": 1, "id": name, "created": "2026-01-02T03:04:05Z", "updated": "2026-01-02T03:05:05Z",
+        "format": 1,
+        "id": name,
+        "created": "2026-01-02T03:04:05Z",
+        "updated": "2026-01-02T03:05:05Z",
         "status": "finished",
-        "pid": 1, "error": None, "config": config, "options": {"alpha": 10}, "identity": "0" * 64, "rounds_done": 4,
-        "environment": {"fedkin": "0.1.0"}, "prepared": {"clients": 3, "classes": 2, "split_hash": "ab" * 32},
-        "names": ["a", "b", "c"], "malicious": [1], "result": result, **more,
-    }  # fmt: skip
+        "pid": 1,
+        "error": None,
+        "config": config,
+        "options": {"alpha": 10},
+        "identity": "0" * 64,
+        "rounds_done": 4,
+        "environment": {"fedkin": "0.1.0"},
+        "prepared": {"clients": 3, "classes": 2, "split_hash": "ab" * 32},
+        "names": ["a", "b", "c"],
+        "malicious": [1],
+        "result": result,
+        **more,
+    }
 
 
 def make_run(runs: Path, name: str = "made", rounds: int = 4, clients: int = 3, **more: Any) -> Path:
@@ -85,10 +106,16 @@ def fill(base: Database, rounds: Any, clients: int) -> None:
         base.add("clients", [(r, 0, c, f"client-{c}", 8, 10, 80.0, 0.5) for c in range(clients)])
         base.add("exchanges", [(r, r, "train", clients, clients, 100, 50, 0.1)])
         base.add("traffic", [(r, "train", r, c, 10, 5, 0.01) for c in range(clients)])
-        base.add("notes", [(r, "norms", json.dumps([1.0] * clients)), (r, "t_norm", "10.0"),
-                           (r, "judged", json.dumps({"clients": list(range(clients)), "used": [True] * clients})),
-                           (r, "members", json.dumps(list(range(clients)))),
-                           (r, "weights", json.dumps([[round(1 / clients, 4)] * clients] * clients))])  # fmt: skip
+        base.add(
+            "notes",
+            [
+                (r, "norms", json.dumps([1.0] * clients)),
+                (r, "t_norm", "10.0"),
+                (r, "judged", json.dumps({"clients": list(range(clients)), "used": [True] * clients})),
+                (r, "members", json.dumps(list(range(clients)))),
+                (r, "weights", json.dumps([[round(1 / clients, 4)] * clients] * clients)),
+            ],
+        )
     base.add("events", [(2, "", 1, "removed", "by fedcap")])
     base.commit()
 
@@ -117,10 +144,20 @@ def raw_get(app: Any, path: str, query: str = "") -> tuple[int, dict[str, str], 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "GET", "path": unquote(path), "raw_path": path.encode(),
-             "query_string": query.encode(), "headers": [(b"host", b"127.0.0.1")], "http_version": "1.1",
-             "scheme": "http", "root_path": "",
-             "server": ("127.0.0.1", 8765), "client": ("127.0.0.1", 1), "asgi": {"version": "3.0"}}  # fmt: skip
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": [(b"host", b"127.0.0.1")],
+        "http_version": "1.1",
+        "scheme": "http",
+        "root_path": "",
+        "server": ("127.0.0.1", 8765),
+        "client": ("127.0.0.1", 1),
+        "asgi": {"version": "3.0"},
+    }
     asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
     headers = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
     return sent[0]["status"], headers, b"".join(m.get("body", b"") for m in sent[1:]).decode()
@@ -137,7 +174,7 @@ def web(runs: Path) -> TestClient:
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Two methods for three rounds each, and what their results were."""
-    from fedkin.track.runs import start
+    from fedkin.runs.start import start
 
     runs = tmp_path_factory.mktemp("real")
     common = {
@@ -243,8 +280,13 @@ def test_runs_that_differ_in_the_seed_form_a_group(runs: Path, web: TestClient) 
 def test_filters_sorting_and_paging(runs: Path, web: TestClient) -> None:
     for i, method in enumerate(["fedcap", "fedavg", "fedavg", "ditto"]):
         result = {**facts()["result"], "accuracy": {"macro": [70.0, 90.0, None, 80.0][i]}}
-        make_run(runs, f"run-{i}", config={"method": method, "attack": "none" if i else "ipm"}, result=result,
-                 created=f"2026-01-0{i + 1}T00:00:00Z")  # fmt: skip
+        make_run(
+            runs,
+            f"run-{i}",
+            config={"method": method, "attack": "none" if i else "ipm"},
+            result=result,
+            created=f"2026-01-0{i + 1}T00:00:00Z",
+        )
 
     def names(**query: Any) -> list[str]:
         return [row["id"][-1] for row in web.get("/api/runs", params=query).json()["runs"]]
@@ -271,8 +313,12 @@ def test_a_run_that_stopped_names_the_command_that_goes_on_with_it(runs: Path, w
     (make_run(runs, "served", status="interrupted") / "sites.json").write_text("[]")
     found = {name: web.get(f"/api/runs/{name}").json()["resume"] for name in ("done", "stopped", "broke", "served")}
     where = f"--runs-dir {runs}"
-    assert found == {"done": None, "stopped": f"fedkin resume stopped {where}", "broke": f"fedkin resume broke {where}",
-                     "served": f"fedkin server --resume served {where}"}  # fmt: skip
+    assert found == {
+        "done": None,
+        "stopped": f"fedkin resume stopped {where}",
+        "broke": f"fedkin resume broke {where}",
+        "served": f"fedkin server --resume served {where}",
+    }
 
 
 def test_only_the_sites_of_a_deployment_know_their_classes(runs: Path, web: TestClient) -> None:
@@ -480,8 +526,19 @@ def test_there_is_no_other_way_in(web: TestClient) -> None:
 
 # ---------------------------------------------------------------- hostile folders
 
-APIS = ("", "/clients", "/clients/0", "/matrix", "/judgements", "/contributions", "/events", "/phases", "/split",
-        "/notes?name=weights", "/table/rounds")  # fmt: skip
+APIS = (
+    "",
+    "/clients",
+    "/clients/0",
+    "/matrix",
+    "/judgements",
+    "/contributions",
+    "/events",
+    "/phases",
+    "/split",
+    "/notes?name=weights",
+    "/table/rounds",
+)
 
 
 def fine_or_told(web: TestClient, name: str) -> list[int]:
@@ -498,8 +555,14 @@ def fine_or_told(web: TestClient, name: str) -> list[int]:
 
 
 def test_script_in_names_stays_text(runs: Path, web: TestClient) -> None:
-    make_run(runs, "made", config={"method": SCRIPT, "data": SCRIPT, "attack": SCRIPT, "rule": SCRIPT},
-             names=[SCRIPT] * 3, error=SCRIPT, options={SCRIPT: SCRIPT})  # fmt: skip
+    make_run(
+        runs,
+        "made",
+        config={"method": SCRIPT, "data": SCRIPT, "attack": SCRIPT, "rule": SCRIPT},
+        names=[SCRIPT] * 3,
+        error=SCRIPT,
+        options={SCRIPT: SCRIPT},
+    )
     for path in ("/", "/run/made", "/run/made/client/1", "/compare"):
         assert SCRIPT not in web.get(path).text
     assert web.get("/api/runs/made").headers["content-type"] == "application/json"
@@ -530,9 +593,13 @@ WRONG: dict[str, Callable[[], dict[str, Any]]] = {
     "config is a list": lambda: facts(config={}) | {"config": [1, 2]},
     "result is text": lambda: facts(result="no"),
     "accuracy is text": lambda: facts(result={"accuracy": "x", "bytes": [1], "seconds": {}}),
-    "numbers out of range": lambda: facts(result={
-        "accuracy": {"macro": 10**400, "std": float("inf")}, "seconds": float("nan"), "bytes": {"down": 10**400}
-    }),
+    "numbers out of range": lambda: facts(
+        result={
+            "accuracy": {"macro": 10**400, "std": float("inf")},
+            "seconds": float("nan"),
+            "bytes": {"down": 10**400},
+        }
+    ),
     "malicious are floats": lambda: facts(malicious=[1.5]),
     "malicious are far away": lambda: facts(malicious=[10**30, -5]),
     "names are numbers": lambda: facts(names=[1, 2]),
@@ -542,7 +609,7 @@ WRONG: dict[str, Callable[[], dict[str, Any]]] = {
     "deep": lambda: facts(options={"a": json.loads("[" * 500 + "]" * 500)}),
     "rounds done is huge": lambda: facts(rounds_done=10**100),
     "prepared is empty": lambda: facts(prepared={}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -610,8 +677,9 @@ def test_a_foreign_database_with_views_and_triggers_is_not_run(runs: Path, web: 
     "statements",
     [
         "DROP TABLE rounds; CREATE TABLE rounds (round INTEGER, other TEXT)",
-        "DROP TABLE rounds; CREATE TABLE rounds (round INTEGER, " + ", ".join(
-            f"{c} AS (zeroblob(1000000000))" for c in TABLES["rounds"] if c != "round") + ")",
+        "DROP TABLE rounds; CREATE TABLE rounds (round INTEGER, "
+        + ", ".join(f"{c} AS (zeroblob(1000000000))" for c in TABLES["rounds"] if c != "round")
+        + ")",
         "UPDATE rounds SET macro = 'text', bytes_up = 9e999; UPDATE rounds SET round = X'00ff' WHERE round = 2",
         "UPDATE clients SET accuracy = 'x', name = X'c328'; UPDATE clients SET client = 'me' WHERE client = 0",
         "UPDATE notes SET value = '[[1, \"a\"], [null]]'",
@@ -620,7 +688,7 @@ def test_a_foreign_database_with_views_and_triggers_is_not_run(runs: Path, web: 
         "UPDATE events SET client = 1e300, round = 'x', kind = NULL",
         "UPDATE notes SET value = '[' || replace(hex(zeroblob(4000)), '00', '[') || ']'",
     ],
-)  # fmt: skip
+)
 def test_odd_contents_break_nothing(runs: Path, web: TestClient, statements: str) -> None:
     folder = make_run(runs)
     base = sqlite3.connect(folder / "metrics.sqlite")
@@ -719,7 +787,7 @@ def test_a_zip_bomb_for_a_split_is_not_unpacked(runs: Path, web: TestClient) -> 
 
 
 def test_a_report_is_served_in_a_sandbox(runs: Path, web: TestClient) -> None:
-    from fedkin.track.report import write_report
+    from fedkin.report.page import write_report
 
     folder = make_run(runs)
     missing = web.get("/report/made")
@@ -893,8 +961,9 @@ def test_the_command_serves_until_interrupted_and_logs_no_token(serving: tuple[s
 
 
 def run_command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "fedkin", "web", *words], capture_output=True, text=True, timeout=60,
-                          check=False)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "fedkin", "web", *words], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_the_command_refuses_what_is_unsafe_or_impossible(tmp_path: Path) -> None:

@@ -36,15 +36,23 @@ DRIVER = shutil.which("chromedriver")
 
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
 
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--window-size=1400,1000")  # fmt: skip
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1400,1000",
+)
 PAYLOAD = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few short real runs, and one folder written by somebody else."""
-    from fedkin.track.runs import start
+    from fedkin.runs.start import start
 
     folder = tmp_path_factory.mktemp("runs")
     common = {"data": "digits", "clients": 10, "rounds": 5, "epochs": 1, "model": "mlp", "runs_dir": str(folder)}
@@ -65,8 +73,12 @@ def _spoil(runs: Path, source: Path) -> None:
     shutil.copytree(source, hostile)
     about = json.loads((hostile / "run.json").read_text())
     about["config"] |= dict.fromkeys(("method", "data", "attack", "rule", "partition"), PAYLOAD)
-    about |= {"names": [PAYLOAD] * len(about["names"]), "error": PAYLOAD, "options": {PAYLOAD: PAYLOAD},
-              "environment": {PAYLOAD: PAYLOAD}}  # fmt: skip
+    about |= {
+        "names": [PAYLOAD] * len(about["names"]),
+        "error": PAYLOAD,
+        "options": {PAYLOAD: PAYLOAD},
+        "environment": {PAYLOAD: PAYLOAD},
+    }
     (hostile / "run.json").write_text(json.dumps(about))
     base = sqlite3.connect(hostile / "metrics.sqlite")
     base.execute("UPDATE clients SET name = ?", (PAYLOAD,))
@@ -327,8 +339,12 @@ def test_compare_what_was_selected(browser: webdriver.Chrome, address: str, pict
     picture("compare")
     before = browser.execute_script("return document.querySelector('#by-round path.line').getAttribute('d')")
     Select(browser.find_element(By.ID, "measure")).select_by_value("test_loss")
-    until(browser, lambda: browser.execute_script(
-        "return document.querySelector('#by-round path.line').getAttribute('d')") != before)  # fmt: skip
+    until(
+        browser,
+        lambda: (
+            browser.execute_script("return document.querySelector('#by-round path.line').getAttribute('d')") != before
+        ),
+    )
     browser.find_elements(By.CSS_SELECTOR, "#by-round .legend button")[0].send_keys(Keys.SPACE)
     until(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#by-round path.line")) == 2)
     assert complaints(browser) == []

@@ -7,34 +7,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedkin.api import compare, resume, run
-    from fedkin.cohort import Cohort, Keep, Model
+    from fedkin.compute.layout import Layout
     from fedkin.compute.losses import align, cross_entropy, guide
     from fedkin.compute.optim import SGD, Adam
     from fedkin.config import Config
+    from fedkin.core.cohort import Cohort, Keep, Model
+    from fedkin.core.federation import Clients, Federation, each, weighted_mean
     from fedkin.data import dirichlet, groups, iid, natural, pathological, shards
     from fedkin.errors import DataError, FedKinError, UsageError
-    from fedkin.federation import Clients, Federation, each, weighted_mean
-    from fedkin.layout import Layout
     from fedkin.methods import METHODS, Method, option
     from fedkin.models import MODELS
-    from fedkin.rounds import Result
+    from fedkin.rounds.job import Result
 
-__version__ = "0.1.0"
+from fedkin.version import VERSION as __version__
 
 # Names are looked up when first used: importing torch takes seconds, and `fedkin --help` does not need it.
 _HOMES = {
     "fedkin.api": ("compare", "resume", "run"),
-    "fedkin.cohort": ("Cohort", "Keep", "Model"),
+    "fedkin.core.cohort": ("Cohort", "Keep", "Model"),
     "fedkin.compute.losses": ("align", "cross_entropy", "guide"),
     "fedkin.compute.optim": ("SGD", "Adam"),
     "fedkin.config": ("Config",),
     "fedkin.data": ("dirichlet", "groups", "iid", "natural", "pathological", "shards"),
     "fedkin.errors": ("DataError", "FedKinError", "UsageError"),
-    "fedkin.federation": ("Clients", "Federation", "each", "weighted_mean"),
-    "fedkin.layout": ("Layout",),
+    "fedkin.core.federation": ("Clients", "Federation", "each", "weighted_mean"),
+    "fedkin.compute.layout": ("Layout",),
     "fedkin.methods": ("METHODS", "Method", "option"),
     "fedkin.models": ("MODELS",),
-    "fedkin.rounds": ("Result",),
+    "fedkin.rounds.job": ("Result",),
 }
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -46,7 +46,36 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "METHODS", "MODELS", "SGD", "Adam", "Clients", "Cohort", "Config", "DataError", "FedKinError", "Federation",
-    "Keep", "Layout", "Method", "Model", "Result", "UsageError", "align", "compare", "cross_entropy", "dirichlet",
-    "each", "groups", "guide", "iid", "natural", "option", "pathological", "resume", "run", "shards", "weighted_mean",
-]  # fmt: skip
+    "METHODS",
+    "MODELS",
+    "SGD",
+    "Adam",
+    "Clients",
+    "Cohort",
+    "Config",
+    "DataError",
+    "FedKinError",
+    "Federation",
+    "Keep",
+    "Layout",
+    "Method",
+    "Model",
+    "Result",
+    "UsageError",
+    "__version__",
+    "align",
+    "compare",
+    "cross_entropy",
+    "dirichlet",
+    "each",
+    "groups",
+    "guide",
+    "iid",
+    "natural",
+    "option",
+    "pathological",
+    "resume",
+    "run",
+    "shards",
+    "weighted_mean",
+]

@@ -13,15 +13,15 @@ from typing import Any
 from fedkin.config import SAME_POINT, Config, is_folder, make_config
 from fedkin.data import Brought, Dataset, Own, Partition, Split, load, own_clients, parse_partition
 from fedkin.errors import UsageError
-from fedkin.given import idle, refuse, settled
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import Given
 from fedkin.registry import Registry
 from fedkin.robust import make_attack
-from fedkin.rounds import Listener, Result, named_spec, run_config
-from fedkin.track import runs
-from fedkin.track.catalogue import Catalogue
-from fedkin.track.statistics import Outcome, groups_of, summary
+from fedkin.rounds.job import Listener, Result, named_spec, run_config
+from fedkin.rounds.settings import idle, refuse, settled
+from fedkin.runs import start as runs
+from fedkin.runs.catalogue import Catalogue
+from fedkin.sweep.statistics import Outcome, groups_of, summary
 
 LOG = logging.getLogger("fedkin")
 
@@ -151,9 +151,15 @@ def _run(asked: _Asked, on_event: Listener | None) -> Result:
 
 
 def _request(
-    method: Any = "fedavg", data: Any = USUAL, clients: Any = USUAL, partition: Any = USUAL, model: Any = None,
-    options: Any = None, settings: Mapping[str, Any] | None = None, **more: Any,
-) -> _Asked:  # fmt: skip
+    method: Any = "fedavg",
+    data: Any = USUAL,
+    clients: Any = USUAL,
+    partition: Any = USUAL,
+    model: Any = None,
+    options: Any = None,
+    settings: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> _Asked:
     values: dict[str, Any] = {**(settings or {}), **more, "options": {} if options is None else options}
     objects: dict[str, Any] = {}
     if isinstance(method, type) and issubclass(method, Method):
@@ -207,8 +213,10 @@ def _own(clients: Any) -> Own:
 def _checked(data: Any) -> Dataset | tuple[Dataset, Split]:
     pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Dataset) and isinstance(data[1], Split)
     if not pair and not isinstance(data, Dataset):
-        raise UsageError(f"data is a {type(data).__name__}: give a name, a file, a folder, a fedkin Dataset or a pair "
-                         "(Dataset, Split); samples that belong to clients go into clients=[(x, y), ...]")  # fmt: skip
+        raise UsageError(
+            f"data is a {type(data).__name__}: give a name, a file, a folder, a fedkin Dataset or a pair "
+            "(Dataset, Split); samples that belong to clients go into clients=[(x, y), ...]"
+        )
     found: Dataset | tuple[Dataset, Split] = data
     return found
 

@@ -7,22 +7,22 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, asdict, dataclass, field, fields, replace
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fedkin.errors import UsageError
 from fedkin.options import option, validated
-
-if TYPE_CHECKING:
-    from fedkin.compute.optim import Optimiser
+from fedkin.version import VERSION
 
 NOT_IDENTITY = ("runs_dir", "checkpoint_every", "device", "way", "chunk", "data_dir", "on_failure", "force")
 """Where and how a run is done, not what it is."""
 ONLY_UNDER_ATTACK = ("malicious", "knowledge", "attackers")
 """Settings that change nothing where nobody attacks."""
-POINTS = {"received": "as received", "after_local": "after local training",
-          "last_round": "as received, the last round's participants after training"}  # fmt: skip
+POINTS = {
+    "received": "as received",
+    "after_local": "after local training",
+    "last_round": "as received, the last round's participants after training",
+}
 """When a client's model is judged, in words."""
 SAME_POINT = "received"
 """Where a comparison judges all methods unless told otherwise: the model that a method leaves its client with."""
@@ -34,19 +34,22 @@ class Config:
     data: str = option("digits", "a data set by name, an .npz file, or a folder with one file per client")
     data_dir: str | None = option(None, "where data sets lie (default: FEDKIN_DATA, else the user's cache)")
     clients: int | None = option(20, "how many clients; none: as many as a natural partition has", low=1)
-    partition: str = option("pathological:2", "how samples are dealt: iid, pathological:k, dirichlet:a, shards:k, "
-                            "groups, natural")  # fmt: skip
+    partition: str = option(
+        "pathological:2", "how samples are dealt: iid, pathological:k, dirichlet:a, shards:k, groups, natural"
+    )
     samples_per_client: int | None = option(None, "keep at most this many samples of each client", low=1)
     quantity_skew: float | None = option(None, "unequal client sizes: sigma of a log-normal", above=0)
     test_share: float = option(0.25, "share of each client's samples that are only for testing", low=0, high=0.9)
     validation_share: float | None = option(
-        None, "share of each client's training samples set aside; none: what the method needs", low=0, high=0.9)
+        None, "share of each client's training samples set aside; none: what the method needs", low=0, high=0.9
+    )
     shift: str | None = option(None, "feature shift: corruption names with commas between, or all; one per client")
     severity: int = option(5, "strength of the corruptions", low=1, high=5)
     model: str | None = option(None, "which network; `fedkin models` lists them (default: by the data)")
     head: str | None = option(None, "the module that is the head (default: the linear layer that makes the output)")
     init: Literal["seed", "given"] = option(
-        "seed", "first weights of a network of your own (from Python): drawn from the seed, or those it came with")
+        "seed", "first weights of a network of your own (from Python): drawn from the seed, or those it came with"
+    )
     buffers: Literal["average", "local"] = option("average", "BatchNorm statistics: sent with the body, or never")
     rounds: int = option(20, "communication rounds", low=1)
     participation: float = option(1.0, "share of the clients drawn each round", above=0, high=1)
@@ -58,11 +61,14 @@ class Config:
     weight_decay: float = option(0.0, "weight decay", low=0)
     augment: bool = option(False, "train on random crops (padding 4) and flips of the images")
     order: Literal["shuffled", "fixed"] = option(
-        "shuffled", "samples of a local epoch: shuffled; or as they lie, a short last batch left out")
+        "shuffled", "samples of a local epoch: shuffled; or as they lie, a short last batch left out"
+    )
     seed: int = option(0, "everything random follows from it", low=0)
     eval_point: Literal["auto", "received", "after_local", "last_round"] = option(
-        "auto", "when a client's model is judged: as received, after local training, or (last_round) after it for "
-        "those who trained in the last round and as received for the others; auto: the method's own")
+        "auto",
+        "when a client's model is judged: as received, after local training, or (last_round) after it for "
+        "those who trained in the last round and as received for the others; auto: the method's own",
+    )
     eval_every: int = option(1, "evaluate every so many rounds (the last one always)", low=1)
     drop: float = option(0.0, "chance that a client asked stays silent", low=0, high=0.99)
     straggle: float = option(0.0, "chance that a client's reply comes too late", low=0, high=0.99)
@@ -70,7 +76,8 @@ class Config:
     malicious: float = option(0.3, "share of the clients that are malicious (with --attack)", low=0, high=1)
     knowledge: Literal["own", "full"] = option("full", "attackers see their own updates, or everybody's")
     attackers: str = option(
-        "fixed", "fixed: the same attackers all along; redrawn: others every round; or who they are, as in 1+8+10")
+        "fixed", "fixed: the same attackers all along; redrawn: others every round; or who they are, as in 1+8+10"
+    )
     rule: str = option("mean", "how the server averages; `fedkin rules` lists them; options as krum:malicious=0.2")
     device: str = option("auto", "cpu, cuda, cuda:1, ...; auto: a GPU if there is one")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = option("auto", "auto: tf32 on a GPU, fp32 elsewhere")
@@ -97,22 +104,13 @@ class Config:
         usual: dict[str, Any] = {f.name: f.default for f in fields(Config) if f.name in set(names)}
         return replace(self, **usual, given=self.asked - usual.keys())
 
-    def optimiser_of(self) -> Optimiser:
-        from fedkin.compute.optim import SGD, Adam  # torch is slow to import, and `--help` needs only the fields
-
-        if self.optimiser == "adam":
-            if self.momentum:
-                raise UsageError(f"momentum={self.momentum} goes with optimiser sgd; adam has its own")
-            return Adam(self.lr, weight_decay=self.weight_decay)
-        return SGD(self.lr, self.momentum, self.weight_decay)
-
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "options": dict(self.options)}
 
     def identity(self) -> str:
         """sha256 over this version and every setting that changes what comes out: the same means the same run."""
         kept = {k: v for k, v in self.to_dict().items() if k not in NOT_IDENTITY}
-        text = json.dumps([version("fedkin"), kept], sort_keys=True, default=str)
+        text = json.dumps([VERSION, kept], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

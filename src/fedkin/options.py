@@ -16,9 +16,14 @@ T = TypeVar("T")
 
 
 def option(
-    default: Any, help: str, *, low: float | None = None, high: float | None = None, above: float | None = None,
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
     infinite: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """A dataclass field with its help and range: low <= value <= high, or value > above; `infinite`: inf means
     something (no bound, say), where otherwise only finite numbers do."""
     meta = {"help": help, "low": low, "high": high, "above": above, "infinite": infinite}

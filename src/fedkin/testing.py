@@ -26,14 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from fedkin.config import make_config
+from fedkin.core.federation import Answer, Faults, Masked, Tamper, difference, spec_of
 from fedkin.data import Dataset, Split
 from fedkin.engines.rehearsal import Rehearsal
-from fedkin.federation import Answer, Faults, Masked, Tamper, difference, spec_of
 from fedkin.methods import METHODS, Method
 from fedkin.methods.base import REPORTS
 from fedkin.options import validated
 from fedkin.robust import ATTACKS, RULES, Adversary, Attack, DataAttack, ReplyAttack, Rule, Watched, apply
-from fedkin.rounds import Job, prepare
+from fedkin.rounds.job import Job, prepare
 
 Kind = str | type[Method]
 Check = Callable[..., None]
@@ -49,8 +49,12 @@ def federation(sizes: tuple[int, ...] = (9, 6, 1), tests: int = 3, seed: int = 0
     edges = np.cumsum([0, *[n + tests for n in sizes]])
     rows = [np.arange(a, b) for a, b in pairwise(edges)]
     nobody = tuple(r[:0] for r in rows)
-    split = Split(tuple(r[tests:] for r in rows), nobody, tuple(r[:tests] for r in rows),
-                  tuple(f"client-{i}" for i in range(len(sizes))))  # fmt: skip
+    split = Split(
+        tuple(r[tests:] for r in rows),
+        nobody,
+        tuple(r[:tests] for r in rows),
+        tuple(f"client-{i}" for i in range(len(sizes))),
+    )
     return Dataset("tiny", x, y, CLASSES), with_validation(split)
 
 
@@ -370,12 +374,26 @@ def measuring_changes_nothing(method: Kind, options: Mapping[str, Any] | None = 
 
 
 METHOD_CHECKS: list[Check] = [
-    runs_and_serves_every_client, learns_something, repeats_itself, does_not_depend_on_the_chunk,
-    works_with_two_clients, survives_dropouts, survives_stragglers, survives_when_nobody_answers,
-    survives_when_everybody_is_late, survives_poison, survives_odd_replies, never_asks_the_removed,
-    sends_no_more_than_it_says, keeps_a_plain_state, keeps_its_halves_apart, can_be_judged_at_every_point,
-    handles_batch_norm, can_be_rehearsed, measuring_changes_nothing,
-]  # fmt: skip
+    runs_and_serves_every_client,
+    learns_something,
+    repeats_itself,
+    does_not_depend_on_the_chunk,
+    works_with_two_clients,
+    survives_dropouts,
+    survives_stragglers,
+    survives_when_nobody_answers,
+    survives_when_everybody_is_late,
+    survives_poison,
+    survives_odd_replies,
+    never_asks_the_removed,
+    sends_no_more_than_it_says,
+    keeps_a_plain_state,
+    keeps_its_halves_apart,
+    can_be_judged_at_every_point,
+    handles_batch_norm,
+    can_be_rehearsed,
+    measuring_changes_nothing,
+]
 
 
 def check_method(method: Kind, options: Mapping[str, Any] | None = None) -> None:
@@ -463,8 +481,9 @@ def _bears(method: str, attack: Attack, rule: Rule | None) -> None:
     """Two rounds with a malicious client: nobody benign is left with a broken model."""
     sizes = (9, 6, 4, 5)
     dataset, split = federation(sizes)
-    config = make_config({"method": method, "rounds": 2, "epochs": 1, "batch": 4, "lr": 0.1, "device": "cpu",
-                          "way": "each"})  # fmt: skip
+    config = make_config(
+        {"method": method, "rounds": 2, "epochs": 1, "batch": 4, "lr": 0.1, "device": "cpu", "way": "each"}
+    )
     adversary = Adversary(attack, len(sizes), 0.25, 0)
     average = None if rule is None else Watched(rule)
     job = prepare(config, model=Network(), data=(dataset, split), tamper=adversary.tamper, average=average)

@@ -9,7 +9,20 @@ from typing import Annotated, Any
 
 import typer
 
-from fedkin.cli.app import DEPLOY, LOOK, MAKE, RUNS, TRAIN, Json, RunsDir, Sets, app, command, everything, paragraphs
+from fedkin.cli.application import (
+    DEPLOY,
+    LOOK,
+    MAKE,
+    RUNS,
+    TRAIN,
+    Json,
+    RunsDir,
+    Sets,
+    app,
+    command,
+    everything,
+    paragraphs,
+)
 from fedkin.cli.console import messages, print_json, screen, table
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.cli.flags import checked, from_file, grid_configs, run_config_of, split_settings
@@ -41,12 +54,17 @@ def _welcome(
     """What comes before any command."""
 
 
-@command("run", """
+@command(
+    "run",
+    """
     fedkin run ditto --data digits --clients 20 --partition pathological:2 --rounds 20 --set lam=0.5
     fedkin run fedcap --attack ipm --malicious 0.3
     fedkin run fedavg --attack lie:z=0.5 --rule multi-krum:malicious=0.4
     fedkin run experiment.toml --rounds 50
-    """, TRAIN, settings=everything)  # fmt: skip
+    """,
+    TRAIN,
+    settings=everything,
+)
 def run(
     target: Annotated[str, typer.Argument(metavar="METHOD|FILE.toml", help="A method's name, or a TOML file.")],
     settings: dict[str, Any],
@@ -71,8 +89,8 @@ def run(
 
     from fedkin.cli.live import run_screen
     from fedkin.cli.outcome import present
-    from fedkin.track.runs import start
-    from fedkin.track.sinks import make_sinks
+    from fedkin.runs.sinks import make_sinks
+    from fedkin.runs.start import start
 
     with run_screen(messages()) as listener:
         result = start(config, on_event=listener, signals=True, say=listener.say, sinks=make_sinks(to))
@@ -101,10 +119,15 @@ def demo(json: Json = False) -> None:
     show(grid, json, closing=lambda grid: sentences(grid) + (report_of(folder) if folder else []), go_on=kept)
 
 
-@command("split", """
+@command(
+    "split",
+    """
     fedkin split --data digits --clients 20 --partition dirichlet:0.1
     fedkin split experiment.toml --json
-    """, LOOK, settings=split_settings)  # fmt: skip
+    """,
+    LOOK,
+    settings=split_settings,
+)
 def split(
     settings: dict[str, Any],
     file: Annotated[str | None, typer.Argument(metavar="[FILE.toml]", help="Settings from a TOML file.")] = None,
@@ -116,10 +139,14 @@ def split(
     show_split(checked(make_config({**(from_file(file) if file else {}), **settings})), json)
 
 
-@command("methods", """
+@command(
+    "methods",
+    """
     fedkin methods
     fedkin methods fedrep --model cnn-512
-    """, LOOK)  # fmt: skip
+    """,
+    LOOK,
+)
 def methods(
     name: Annotated[str | None, typer.Argument(help="One method: its paper, options and message size.")] = None,
     model: Annotated[
@@ -138,10 +165,14 @@ def methods(
         show_method(name, model, json)
 
 
-@command("attacks", """
+@command(
+    "attacks",
+    """
     fedkin attacks
     fedkin attacks lie
-    """, LOOK)  # fmt: skip
+    """,
+    LOOK,
+)
 def attacks(
     name: Annotated[str | None, typer.Argument(help="One attack.")] = None,
     plugin: Plugins = None,
@@ -157,10 +188,14 @@ def attacks(
         show_attack(name, json)
 
 
-@command("rules", """
+@command(
+    "rules",
+    """
     fedkin rules
     fedkin rules multi-krum
-    """, LOOK)  # fmt: skip
+    """,
+    LOOK,
+)
 def rules(
     name: Annotated[str | None, typer.Argument(help="One rule.")] = None,
     plugin: Plugins = None,
@@ -176,10 +211,14 @@ def rules(
         show_rule(name, json)
 
 
-@command("datasets", """
+@command(
+    "datasets",
+    """
     fedkin datasets
     fedkin datasets cifar10 --data-dir ~/data
-    """, LOOK)  # fmt: skip
+    """,
+    LOOK,
+)
 def datasets(
     name: Annotated[str | None, typer.Argument(help="One data set.")] = None,
     data_dir: Annotated[
@@ -196,10 +235,14 @@ def datasets(
         show_dataset(name, data_dir, json)
 
 
-@command("models", """
+@command(
+    "models",
+    """
     fedkin models
     fedkin models resnet18
-    """, LOOK)  # fmt: skip
+    """,
+    LOOK,
+)
 def models(name: Annotated[str | None, typer.Argument(help="One model.")] = None, json: Json = False) -> None:
     """List the networks with their sizes, or show one layer by layer."""
     from fedkin.cli.listing import list_models, show_model
@@ -210,10 +253,14 @@ def models(name: Annotated[str | None, typer.Argument(help="One model.")] = None
         show_model(name, json)
 
 
-@command("partitions", """
+@command(
+    "partitions",
+    """
     fedkin partitions
     fedkin partitions dirichlet
-    """, LOOK)  # fmt: skip
+    """,
+    LOOK,
+)
 def partitions(name: Annotated[str | None, typer.Argument(help="One partition.")] = None, json: Json = False) -> None:
     """List the ways to deal samples to clients, or explain one."""
     from fedkin.cli.listing import list_partitions, show_partition
@@ -224,10 +271,14 @@ def partitions(name: Annotated[str | None, typer.Argument(help="One partition.")
         show_partition(name, json)
 
 
-@command("bench", """
+@command(
+    "bench",
+    """
     fedkin bench --quick
     fedkin bench cnn-512 --device cuda
-    """, LOOK)  # fmt: skip
+    """,
+    LOOK,
+)
 def bench(
     what: Annotated[str, typer.Argument(help="One benchmark, or all.")] = "all",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... or auto.")] = "auto",
@@ -237,7 +288,7 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure the speed of this machine, as ratios to the obvious loop over clients."""
-    from fedkin.bench import run_bench
+    from fedkin.bench.loop import run_bench
 
     rows = run_bench(what, device, quick, precision, way)
     if json:

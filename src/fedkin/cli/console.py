@@ -53,8 +53,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             run, code = getattr(error, "run", None), getattr(error, "exit_code", None)
             if run is not None and code is not None:  # asked to stop, and did
                 reason = "Ctrl-C" if code == 130 else "SIGTERM"
-                messages().print(f"[yellow]{escape(str(error))} by {reason}.[/] Continue with: {resume_command(run)}",
-                                 soft_wrap=True)  # fmt: skip
+                messages().print(
+                    f"[yellow]{escape(str(error))} by {reason}.[/] Continue with: {resume_command(run)}", soft_wrap=True
+                )
                 raise typer.Exit(code) from None
             complain(str(error))
             raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
@@ -67,7 +68,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 def resume_command(run: Path) -> str:
     """What to type to go on with a run, from here."""
-    from fedkin.track.catalogue import runs_folder
+    from fedkin.runs.catalogue import runs_folder
 
     same = runs_folder().resolve() == run.parent.resolve()
     return f"fedkin resume {run.name}" + ("" if same else f" --runs-dir {shlex.quote(str(run.parent))}")
@@ -101,10 +102,16 @@ def plain(value: Any) -> Any:
 def table(title: str | None, *columns: str, right: Sequence[str] = (), caption: str | None = None) -> Table:
     """An empty table in the house style; the columns in `right` hold numbers. Narrow screens get it without padding."""
     made = Table(
-        title=title, title_justify="left", title_style="bold", caption=caption, caption_justify="left",
-        header_style=f"bold {ACCENT}", border_style="dim", box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption=caption,
+        caption_justify="left",
+        header_style=f"bold {ACCENT}",
+        border_style="dim",
+        box=box.SIMPLE_HEAD,
         padding=(0, 0 if screen().width < NARROW else 1),
-    )  # fmt: skip
+    )
     for name in columns:
         made.add_column(name, justify="right" if name in right else "left", no_wrap=name == columns[0])
     return made

@@ -12,10 +12,17 @@ from rich.markup import escape
 from fedkin.cli.grid import Grid
 from fedkin.methods import METHODS
 from fedkin.robust import ATTACKS
-from fedkin.track.statistics import Outcome
+from fedkin.sweep.statistics import Outcome
 
-SETTINGS = {"data": "digits", "clients": 20, "partition": "pathological:2", "rounds": 8, "lr": 0.05,
-            "attack": "none,ipm,sf", "malicious": 0.3}  # fmt: skip
+SETTINGS = {
+    "data": "digits",
+    "clients": 20,
+    "partition": "pathological:2",
+    "rounds": 8,
+    "lr": 0.05,
+    "attack": "none,ipm,sf",
+    "malicious": 0.3,
+}
 LEFT_OUT = "fedavg-ft"
 """As received, where a comparison judges, it is fedavg."""
 HOLDS = 5.0
@@ -24,9 +31,9 @@ HOLDS = 5.0
 
 def report_of(runs_dir: str) -> list[str]:
     """Writes the report of the runs in this folder; the sentence that says where it is."""
-    from fedkin.track.catalogue import Catalogue
-    from fedkin.track.folder import RunFolder
-    from fedkin.track.report import write_report
+    from fedkin.report.page import write_report
+    from fedkin.runs.catalogue import Catalogue
+    from fedkin.runs.folder import RunFolder
 
     files, _ = write_report([RunFolder(info) for info in Catalogue(runs_dir).runs()], Path(runs_dir))
     return [f"[bold]The report, figures and all:[/] {escape(str(files[0]))}"]
@@ -56,10 +63,14 @@ def _honest(grid: Grid, rows: dict[str, dict[str, Any]]) -> list[str]:
     ]
     if alone is not None:
         samples = sum(c.test_samples for c in grid.results[0].per_client)
-        said.append(f"Training alone (local) reaches {_of(alone, 'macro')}, {_against(alone, best)} {best['method']}; "
-                    f"one test sample in {samples} is {100 / samples:.1f} points.")  # fmt: skip
-    said.append(f"All models are judged as received. {LEFT_OUT}, which then is fedavg, is left out; after local "
-                f"training: fedkin compare fedavg {LEFT_OUT} {best['method']} --eval-point after_local")  # fmt: skip
+        said.append(
+            f"Training alone (local) reaches {_of(alone, 'macro')}, {_against(alone, best)} {best['method']}; "
+            f"one test sample in {samples} is {100 / samples:.1f} points."
+        )
+    said.append(
+        f"All models are judged as received. {LEFT_OUT}, which then is fedavg, is left out; after local "
+        f"training: fedkin compare fedavg {LEFT_OUT} {best['method']} --eval-point after_local"
+    )
     return said
 
 
@@ -73,8 +84,10 @@ def _attacked(attack: str, results: dict[str, Outcome], honest: dict[str, Outcom
     if "fedavg" in after:
         fell = before["fedavg"] - after["fedavg"]
         verb = "collapses" if fell >= before["fedavg"] / 2 else "falls" if fell >= HOLDS else "goes"
-        first += (f" For the {clients - len(bad)} benign clients fedavg {verb} from {before['fedavg']:.1f} to "
-                  f"{after['fedavg']:.1f} %.")  # fmt: skip
+        first += (
+            f" For the {clients - len(bad)} benign clients fedavg {verb} from {before['fedavg']:.1f} to "
+            f"{after['fedavg']:.1f} %."
+        )
     said = [first]
     sharing = [m for m in after if m not in ("fedavg", "local")]
     hold = [m for m in sharing if before[m] - after[m] < HOLDS]
@@ -85,8 +98,10 @@ def _attacked(attack: str, results: dict[str, Outcome], honest: dict[str, Outcom
         said.append(f"  [red]do not[/]: {_listed(lose, after)}")
     if "local" in after:
         above = [m for m in hold if after[m] > after["local"]]
-        said.append(f"  Training alone, out of the attackers' reach, gives {after['local']:.1f} %; more than that: "
-                    f"{', '.join(above) or 'none'}.")  # fmt: skip
+        said.append(
+            f"  Training alone, out of the attackers' reach, gives {after['local']:.1f} %; more than that: "
+            f"{', '.join(above) or 'none'}."
+        )
     return said
 
 

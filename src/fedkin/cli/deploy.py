@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedkin.cli.app import DEPLOY, Json, Sets, command, everything
+from fedkin.cli.application import DEPLOY, Json, Sets, command, everything
 from fedkin.cli.console import messages, print_json
 from fedkin.cli.flags import from_file, is_file, run_config_of
 from fedkin.config import is_folder
@@ -20,11 +20,16 @@ KEYS_HELP = "The folder that `fedkin keys new` made."
 Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for trials on a machine of one's own.")]
 
 
-@command("server", """
+@command(
+    "server",
+    """
     fedkin server experiment.toml --keys keys --host 0.0.0.0
     fedkin server fedcap --clients 4 --rounds 20 --keys keys
     fedkin server --resume last --keys keys
-    """, DEPLOY, settings=everything)  # fmt: skip
+    """,
+    DEPLOY,
+    settings=everything,
+)
 def server(
     settings: dict[str, Any],
     target: Annotated[
@@ -72,9 +77,9 @@ def server(
     from fedkin.cli.live import run_screen
     from fedkin.cli.outcome import run_facts, summarise
     from fedkin.deploy.server import Serving, resume_server, run_server
-    from fedkin.engines.flower import Terms, TooFew
-    from fedkin.track.catalogue import Catalogue, runs_folder
-    from fedkin.track.runs import Interrupted
+    from fedkin.engines.remote import Terms, TooFew
+    from fedkin.runs.catalogue import Catalogue, runs_folder
+    from fedkin.runs.start import Interrupted
 
     if resume is not None and (target is not None or set_):
         raise UsageError("--resume goes on with a run as it was begun: give no method, file or --set")
@@ -83,11 +88,16 @@ def server(
     if transport not in ("fp32", "fp16", "int8"):
         raise UsageError(f"transport {transport!r}: choose fp32, fp16 or int8")
     serving = Serving(
-        host, port, _keys_folder(keys, insecure), wait,
+        host,
+        port,
+        _keys_folder(keys, insecure),
+        wait,
         Terms(deadline, minimum, give_up, phases=_phases(phase_deadline), invalid=remove_after),
-        transport, None if max_message is None else max_message << 20,  # type: ignore[arg-type]
-        least=least, most_classes=max_classes,
-    )  # fmt: skip
+        transport,  # type: ignore[arg-type]
+        None if max_message is None else max_message << 20,
+        least=least,
+        most_classes=max_classes,
+    )
     try:
         with run_screen(messages()) as listener:
             if resume is not None:
@@ -139,10 +149,14 @@ def _say(text: str) -> None:
     messages().print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False)
 
 
-@command("client", """
+@command(
+    "client",
+    """
     fedkin client --server fl.example.org:9092 --data oslo.npz --name oslo --key oslo.key --ca ca.crt
     fedkin client --server 127.0.0.1:9092 --data oslo.npz --name oslo --insecure
-    """, DEPLOY)  # fmt: skip
+    """,
+    DEPLOY,
+)
 def client(
     server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Where `fedkin server` serves.")],
     data: Annotated[str, typer.Option("--data", metavar="FILE", help="This site's samples: .npz, .csv or .parquet.")],
@@ -185,8 +199,8 @@ def client(
     line that begins with "sent:" says in words and bytes what left this machine, and record.jsonl in its folder keeps
     what was asked and answered. The model for this site is written to personal.safetensors there when the run is over.
     """
+    from fedkin.deploy.certificates import identity_of, site_name
     from fedkin.deploy.doctor import address
-    from fedkin.deploy.keys import identity_of, site_name
 
     site_name(name)
     host, port = address(server)
@@ -206,8 +220,17 @@ def client(
 
     rules = Policy.read(policy, TRAVELS) if policy is not None else Policy()
     where = Path(folder).expanduser() if folder else Path(f"fedkin-{name}")
-    worker = Worker(name, Path(data).expanduser(), where, _line, label, device, secret=noise == "secret",
-                    limit=max_message << 20, policy=rules)  # fmt: skip
+    worker = Worker(
+        name,
+        Path(data).expanduser(),
+        where,
+        _line,
+        label,
+        device,
+        secret=noise == "secret",
+        limit=max_message << 20,
+        policy=rules,
+    )
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     signal.signal(signal.SIGTERM, _interrupt)  # so that it says goodbye
     try:
@@ -225,10 +248,15 @@ def _line(text: str) -> None:
     print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}", flush=True)
 
 
-@command("local-cluster", """
+@command(
+    "local-cluster",
+    """
     fedkin local-cluster 4 --method fedcap --rounds 5
     fedkin local-cluster 4 --method c-pfl --data digits --partition dirichlet:0.3 --rounds 10
-    """, DEPLOY, settings=everything)  # fmt: skip
+    """,
+    DEPLOY,
+    settings=everything,
+)
 def local_cluster(
     number: Annotated[int, typer.Argument(metavar="N", min=1, max=64, help="How many client processes.")],
     settings: dict[str, Any],

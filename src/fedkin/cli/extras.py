@@ -9,14 +9,21 @@ import typer
 
 Plugins = Annotated[
     list[str] | None,
-    typer.Option("--plugin", metavar="FILE.py", help="Run this file of your own first: it registers methods, attacks "
-                 "or rules. Repeatable. Only give files you trust."),
-]  # fmt: skip
+    typer.Option(
+        "--plugin",
+        metavar="FILE.py",
+        help="Run this file of your own first: it registers methods, attacks "
+        "or rules. Repeatable. Only give files you trust.",
+    ),
+]
 SinkFlags = Annotated[
     list[str] | None,
-    typer.Option("--sink", metavar="NAME[:WHERE]", help="Also send metrics to tensorboard\\[:DIR], mlflow\\[:URI] or "
-                 "wandb\\[:PROJECT]. Repeatable."),
-]  # fmt: skip
+    typer.Option(
+        "--sink",
+        metavar="NAME[:WHERE]",
+        help="Also send metrics to tensorboard\\[:DIR], mlflow\\[:URI] or wandb\\[:PROJECT]. Repeatable.",
+    ),
+]
 
 
 def use_plugins(files: Sequence[str] | None) -> None:
@@ -32,7 +39,6 @@ def sinks_of(specs: Sequence[str] | None) -> list[str]:
     """The sinks given with --sink, checked before anything is run."""
     if not specs:
         return []
-    from fedkin.track.sinks import check_sinks
+    from fedkin.runs.sinks import check_sinks
 
     return check_sinks(specs)
-

@@ -47,9 +47,12 @@ def _flag(field: Described) -> inspect.Parameter:
     name = "--" + field.name.replace("_", "-")
     yes_or_no = field.type == YES_OR_NO
     info = typer.Option(
-        f"{name}/--no-{name[2:]}" if yes_or_no else name, help=_help(field), show_default=False, rich_help_panel=PANEL,
+        f"{name}/--no-{name[2:]}" if yes_or_no else name,
+        help=_help(field),
+        show_default=False,
+        rich_help_panel=PANEL,
         metavar=None if yes_or_no else _metavar(field),
-    )  # fmt: skip
+    )
     kind = bool if yes_or_no else str
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
@@ -141,7 +144,7 @@ def _is_path(data: str) -> bool:
 
 def check_attack(spec: str) -> None:
     from fedkin.robust import ATTACKS, make_attack
-    from fedkin.rounds import named_spec
+    from fedkin.rounds.job import named_spec
 
     if spec == "none":
         return
@@ -154,7 +157,7 @@ def check_attack(spec: str) -> None:
 
 def check_rule(spec: str) -> None:
     from fedkin.robust import RULES, make_rule
-    from fedkin.rounds import named_spec
+    from fedkin.rounds.job import named_spec
 
     name, options = named_spec(spec)
     RULES[name]
@@ -190,14 +193,18 @@ def listed(text: str, flag: str) -> list[str]:
 
 
 def grid_configs(
-    words: Sequence[str], settings: Mapping[str, Any], sets: Sequence[str], seeds: str | None, grid: Sequence[str] = (),
+    words: Sequence[str],
+    settings: Mapping[str, Any],
+    sets: Sequence[str],
+    seeds: str | None,
+    grid: Sequence[str] = (),
     say: Callable[[str], object] = lambda sentence: None,
-) -> list[Config]:  # fmt: skip
+) -> list[Config]:
     """The configurations of `fedkin compare`, seed by seed: every method under every attack, rule and setting.
 
     Flags win over what the files say, lists included. Methods are judged at one point unless told otherwise. `say`
     hears which settings some runs go without."""
-    from fedkin.track.sweep import expand, flat_options
+    from fedkin.sweep.runner import expand, flat_options
 
     methods = [word for word in words if not is_file(word)]
     repeated = [m for i, m in enumerate(methods) if m in methods[:i]]

@@ -14,10 +14,10 @@ from fedkin.cli.console import messages, table
 from fedkin.cli.live import GridScreen
 from fedkin.cli.outcome import run_facts
 from fedkin.config import Config
-from fedkin.rounds import Result
-from fedkin.track.statistics import Group, Outcome, groups_of, summary
-from fedkin.track.sweep import Cell, run_sweep
-from fedkin.track.tables import Entry, Sheet, paired_sheet, sheet
+from fedkin.report.tables import Entry, Sheet, paired_sheet, sheet
+from fedkin.rounds.job import Result
+from fedkin.sweep.runner import Cell, run_sweep
+from fedkin.sweep.statistics import Group, Outcome, groups_of, summary
 
 
 @dataclass
@@ -48,8 +48,12 @@ class Grid:
 
     def to_dict(self) -> dict[str, Any]:
         done = [{**facts(c.outcome), "skipped": c.state == "skipped"} for c in self.cells if c.outcome is not None]
-        return {"cells": done, "table": self.rows(), "failed": [_told(c) for c in self.failed],
-                "interrupted": [_told(c) for c in self.cells if c.state in ("interrupted", "waiting")]}  # fmt: skip
+        return {
+            "cells": done,
+            "table": self.rows(),
+            "failed": [_told(c) for c in self.failed],
+            "interrupted": [_told(c) for c in self.cells if c.state in ("interrupted", "waiting")],
+        }
 
 
 def facts(outcome: Outcome) -> dict[str, Any]:
@@ -63,8 +67,15 @@ def facts(outcome: Outcome) -> dict[str, Any]:
 
 def _told(cell: Cell) -> dict[str, Any]:
     config = cell.config
-    return {"method": config.method, "options": dict(config.options), "attack": config.attack, "rule": config.rule,
-            "seed": config.seed, "error": cell.error or None, "run": cell.run}  # fmt: skip
+    return {
+        "method": config.method,
+        "options": dict(config.options),
+        "attack": config.attack,
+        "rule": config.rule,
+        "seed": config.seed,
+        "error": cell.error or None,
+        "run": cell.run,
+    }
 
 
 def run_grid(
@@ -86,8 +97,9 @@ def run_grid(
         return screens[0]
 
     try:
-        sweep = run_sweep(configs, watcher=watch, fresh=fresh, together=together, sinks=sinks, signals=tracked,
-                          tracked=tracked)  # fmt: skip
+        sweep = run_sweep(
+            configs, watcher=watch, fresh=fresh, together=together, sinks=sinks, signals=tracked, tracked=tracked
+        )
     finally:
         for shown in screens:
             shown.__exit__(None, None, None)

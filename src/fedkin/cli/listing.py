@@ -12,17 +12,17 @@ import numpy as np
 import torch
 
 from fedkin.cli.console import ACCENT, print_json, screen, size, table
+from fedkin.compute.layout import Layout
 from fedkin.config import Config
 from fedkin.data import PARTITIONS, SOURCES, Dataset, Source, data_home, make_split
 from fedkin.data.sources import DEBIAN_FASHION, LENGTH, WORDS, how_to_get
 from fedkin.errors import FedKinError, UsageError
-from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method
 from fedkin.models import MODELS
 from fedkin.options import describe
 from fedkin.registry import Registry
 from fedkin.robust import ATTACKS, RULES, DataAttack, ReplyAttack
-from fedkin.rounds import prepare
+from fedkin.rounds.job import prepare
 
 IMAGE: tuple[tuple[int, ...], int, int] = ((3, 32, 32), 10, 0)  # shape, classes, vocabulary
 COMMON = "lie_about_votes"  # an option of every attack
@@ -36,19 +36,31 @@ TEXT: tuple[tuple[int, ...], int, int] = ((LENGTH,), 4, WORDS)
 def method_facts(name: str) -> dict[str, Any]:
     kind = METHODS[name]
     options = option_facts(kind.Options)
-    return {"name": name, "about": kind.about, "paper": kind.paper, "departs": list(kind.departs),
-            "shares": kind.shares, "private": kind.private, "eval_point": kind.eval_point, "holdout": kind.holdout,
-            "options": options,
-            "profiles": {profile: dict(values) for profile, values in kind.profiles.items()}}  # fmt: skip
+    return {
+        "name": name,
+        "about": kind.about,
+        "paper": kind.paper,
+        "departs": list(kind.departs),
+        "shares": kind.shares,
+        "private": kind.private,
+        "eval_point": kind.eval_point,
+        "holdout": kind.holdout,
+        "options": options,
+        "profiles": {profile: dict(values) for profile, values in kind.profiles.items()},
+    }
 
 
 def option_facts(schema: type[Any]) -> list[dict[str, Any]]:
     return [
-        {"name": d.name, "default": d.default, "accepts": d.accepts.replace("text or Rule", "a rule's name"),
-         "help": d.help}
+        {
+            "name": d.name,
+            "default": d.default,
+            "accepts": d.accepts.replace("text or Rule", "a rule's name"),
+            "help": d.help,
+        }
         for d in describe(schema)
         if d.name not in RUN_TIME
-    ]  # fmt: skip
+    ]
 
 
 def _print_options(options: list[dict[str, Any]], title: str) -> None:
@@ -63,8 +75,15 @@ def list_methods(as_json: bool) -> None:
     facts = [method_facts(name) for name in METHODS]
     if as_json:
         return print_json({"methods": facts})
-    made = table(f"{len(facts)} methods", "method", "what it does", "shared", "private", "paper",
-                 caption="fedkin methods NAME: options, ranges, message size")  # fmt: skip
+    made = table(
+        f"{len(facts)} methods",
+        "method",
+        "what it does",
+        "shared",
+        "private",
+        "paper",
+        caption="fedkin methods NAME: options, ranges, message size",
+    )
     for f in facts:
         made.add_row(f"[bold]{f['name']}[/]", f["about"], f["shares"], f["private"], f["paper"])
     screen().print(made)
@@ -87,8 +106,10 @@ def show_method(name: str, model: str, as_json: bool) -> None:
     for profile, values in facts["profiles"].items():
         if values:
             out.print(f"--set profile={profile}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
-    out.print(f"shared     {facts['shares']}\nprivate    {facts['private']}\nevaluated  {facts['eval_point']}\n"
-              f"message    {_sent_in_words(sent)}")  # fmt: skip
+    out.print(
+        f"shared     {facts['shares']}\nprivate    {facts['private']}\nevaluated  {facts['eval_point']}\n"
+        f"message    {_sent_in_words(sent)}"
+    )
 
 
 def _doc(kind: type[Method]) -> str:
@@ -125,8 +146,10 @@ def _sent_in_words(sent: dict[str, Any]) -> str:
     if sent["down"] is None:
         return f"not measured: {sent['note']}"
     shape = "x".join(map(str, sent["shape"]))
-    return (f"{size(sent['down'])} down, {size(sent['up'])} up per client and round "
-            f"({sent['model']} on {shape}, {sent['classes']} classes)")  # fmt: skip
+    return (
+        f"{size(sent['down'])} down, {size(sent['up'])} up per client and round "
+        f"({sent['model']} on {shape}, {sent['classes']} classes)"
+    )
 
 
 # ------------------------------------------------------------ attacks and rules
@@ -136,8 +159,13 @@ def _hostile_facts(registry: Registry[Any], name: str) -> dict[str, Any]:
     kind = registry[name]
     text = kind.__dict__.get("__doc__") or ""
     given = text and not text.startswith(f"{kind.__name__}(")  # a dataclass without a docstring gets its signature
-    return {"name": name, "about": kind.about, "paper": kind.paper, "options": option_facts(kind),
-            "description": inspect.cleandoc(text) if given else kind.about}  # fmt: skip
+    return {
+        "name": name,
+        "about": kind.about,
+        "paper": kind.paper,
+        "options": option_facts(kind),
+        "description": inspect.cleandoc(text) if given else kind.about,
+    }
 
 
 def attack_facts(name: str) -> dict[str, Any]:
@@ -156,10 +184,17 @@ def list_attacks(as_json: bool) -> None:
     facts = [attack_facts(name) for name in ATTACKS]
     if as_json:
         return print_json({"attacks": facts})
-    made = table(f"{len(facts)} attacks", "attack", "what malicious clients do", "they change", "options", "paper",
-                 caption="--attack NAME or NAME:OPTION=VALUE,...; --attack none: everybody is honest; "
-                 f"every attack also takes {COMMON}=true, for attackers on a committee; "
-                 "fedkin attacks NAME: defaults and ranges")  # fmt: skip
+    made = table(
+        f"{len(facts)} attacks",
+        "attack",
+        "what malicious clients do",
+        "they change",
+        "options",
+        "paper",
+        caption="--attack NAME or NAME:OPTION=VALUE,...; --attack none: everybody is honest; "
+        f"every attack also takes {COMMON}=true, for attackers on a committee; "
+        "fedkin attacks NAME: defaults and ranges",
+    )
     for f in facts:
         made.add_row(f"[bold]{f['name']}[/]", f["about"], " and ".join(f["changes"]), _option_names(f), f["paper"])
     screen().print(made)
@@ -169,8 +204,14 @@ def list_rules(as_json: bool) -> None:
     facts = [rule_facts(name) for name in RULES]
     if as_json:
         return print_json({"rules": facts})
-    made = table(f"{len(facts)} rules", "rule", "what the server takes", "options", "paper",
-                 caption="--rule NAME or NAME:OPTION=VALUE,...; fedkin rules NAME: defaults and ranges")  # fmt: skip
+    made = table(
+        f"{len(facts)} rules",
+        "rule",
+        "what the server takes",
+        "options",
+        "paper",
+        caption="--rule NAME or NAME:OPTION=VALUE,...; fedkin rules NAME: defaults and ranges",
+    )
     for f in facts:
         made.add_row(f"[bold]{f['name']}[/]", f["about"], _option_names(f), f["paper"])
     screen().print(made)
@@ -222,10 +263,19 @@ def model_facts(name: str) -> dict[str, Any]:
     with torch.device("meta"):
         samples = torch.zeros(2, *shape, dtype=torch.int64 if vocabulary else torch.float32)
         layout = Layout.of(entry.make(shape, classes, vocabulary), example=samples)
-    return {"name": name, "about": entry.about, "paper": entry.paper, "shape": list(shape), "classes": classes,
-            "parameters": layout.parameters, "body": layout.size("body"), "head": layout.size("head"),
-            "head_module": layout.head_name, "bytes": 4 * layout.size("model"),
-            "layers": {s.name: list(s.shape) for s in layout.slots}}  # fmt: skip
+    return {
+        "name": name,
+        "about": entry.about,
+        "paper": entry.paper,
+        "shape": list(shape),
+        "classes": classes,
+        "parameters": layout.parameters,
+        "body": layout.size("body"),
+        "head": layout.size("head"),
+        "head_module": layout.head_name,
+        "bytes": 4 * layout.size("model"),
+        "layers": {s.name: list(s.shape) for s in layout.slots},
+    }
 
 
 def list_models(as_json: bool) -> None:
@@ -233,11 +283,25 @@ def list_models(as_json: bool) -> None:
     if as_json:
         return print_json({"models": facts})
     right = ("parameters", "message")
-    made = table(f"{len(facts)} models", "model", "what it is", *right, "counted on", "used by", right=right,
-                 caption="your own nn.Module works too: fk.run(..., model=MyNet())")  # fmt: skip
+    made = table(
+        f"{len(facts)} models",
+        "model",
+        "what it is",
+        *right,
+        "counted on",
+        "used by",
+        right=right,
+        caption="your own nn.Module works too: fk.run(..., model=MyNet())",
+    )
     for f in facts:
-        made.add_row(f"[bold]{f['name']}[/]", f["about"], f"{f['parameters']:,}", size(f["bytes"]),
-                     f"{'x'.join(map(str, f['shape']))}, {f['classes']} classes", f["paper"])  # fmt: skip
+        made.add_row(
+            f"[bold]{f['name']}[/]",
+            f["about"],
+            f"{f['parameters']:,}",
+            size(f["bytes"]),
+            f"{'x'.join(map(str, f['shape']))}, {f['classes']} classes",
+            f["paper"],
+        )
     screen().print(made)
 
 
@@ -247,10 +311,12 @@ def show_model(name: str, as_json: bool) -> None:
         return print_json(facts)
     out = screen()
     shape = "x".join(map(str, facts["shape"]))
-    out.print(f"[bold {ACCENT}]{name}[/]  {facts['about']}\nused by  {facts['paper']}\n"
-              f"counted  on {shape} with {facts['classes']} classes: {facts['parameters']:,} parameters, "
-              f"{size(facts['bytes'])} to send whole\nhead     {facts['head_module']} "
-              f"({facts['head']:,} of {facts['head'] + facts['body']:,} numbers)")  # fmt: skip
+    out.print(
+        f"[bold {ACCENT}]{name}[/]  {facts['about']}\nused by  {facts['paper']}\n"
+        f"counted  on {shape} with {facts['classes']} classes: {facts['parameters']:,} parameters, "
+        f"{size(facts['bytes'])} to send whole\nhead     {facts['head_module']} "
+        f"({facts['head']:,} of {facts['head'] + facts['body']:,} numbers)"
+    )
     made = table(None, "tensor", "shape", right=("shape",))
     for layer, of in facts["layers"].items():
         made.add_row(layer, " x ".join(map(str, of)) or "1")
@@ -262,9 +328,18 @@ def show_model(name: str, as_json: bool) -> None:
 
 def dataset_facts(entry: Source, data_dir: str | None) -> dict[str, Any]:
     root = data_home(data_dir)
-    return {"name": entry.name, "kind": entry.kind, "shape": list(entry.shape), "classes": entry.classes,
-            "about": entry.about, "citation": entry.citation, "files": entry.files, "folder": str(root),
-            "here": files_are_here(entry, root), "download": bool(entry.remotes)}  # fmt: skip
+    return {
+        "name": entry.name,
+        "kind": entry.kind,
+        "shape": list(entry.shape),
+        "classes": entry.classes,
+        "about": entry.about,
+        "citation": entry.citation,
+        "files": entry.files,
+        "folder": str(root),
+        "here": files_are_here(entry, root),
+        "download": bool(entry.remotes),
+    }
 
 
 def files_are_here(entry: Source, root: Path) -> bool:
@@ -282,13 +357,23 @@ def list_datasets(data_dir: str | None, as_json: bool) -> None:
     facts = [dataset_facts(entry, data_dir) for entry in SOURCES.values()]
     if as_json:
         return print_json({"datasets": facts})
-    made = table(f"{len(facts)} data sets", "data set", "files", "kind", "sample", "classes", "what it is",
-                 right=("classes",), caption=f"looked for in {data_home(data_dir)} (--data-dir, FEDKIN_DATA); your own "
-                 "data: an .npz file with x and y, or a folder with one file per client")  # fmt: skip
+    made = table(
+        f"{len(facts)} data sets",
+        "data set",
+        "files",
+        "kind",
+        "sample",
+        "classes",
+        "what it is",
+        right=("classes",),
+        caption=f"looked for in {data_home(data_dir)} (--data-dir, FEDKIN_DATA); your own "
+        "data: an .npz file with x and y, or a folder with one file per client",
+    )
     for f in facts:
         here = "[green]here[/]" if f["here"] else ("[yellow]download[/]" if f["download"] else "[dim]not found[/]")
-        made.add_row(f"[bold]{f['name']}[/]", here, f["kind"], "x".join(map(str, f["shape"])), str(f["classes"]),
-                     f["about"])  # fmt: skip
+        made.add_row(
+            f"[bold]{f['name']}[/]", here, f["kind"], "x".join(map(str, f["shape"])), str(f["classes"]), f["about"]
+        )
     screen().print(made)
 
 
@@ -298,8 +383,10 @@ def show_dataset(name: str, data_dir: str | None, as_json: bool) -> None:
     if as_json:
         return print_json(facts)
     out = screen()
-    out.print(f"[bold {ACCENT}]{name}[/]  {entry.about}\nsample   {'x'.join(map(str, entry.shape))} ({entry.kind}), "
-              f"{entry.classes} classes\nsource   {entry.citation}")  # fmt: skip
+    out.print(
+        f"[bold {ACCENT}]{name}[/]  {entry.about}\nsample   {'x'.join(map(str, entry.shape))} ({entry.kind}), "
+        f"{entry.classes} classes\nsource   {entry.citation}"
+    )
     if facts["here"]:
         out.print(f"files    [green]here[/]{f', in {data_home(data_dir)}' if entry.files else ': comes with FedKin'}")
     else:

@@ -15,10 +15,10 @@ from rich.text import Text
 from fedkin.cli.console import ACCENT, percent, seconds, size, sparkline, table
 from fedkin.cli.outcome import benign_only, threat
 from fedkin.config import Config
-from fedkin.footprint import resident
-from fedkin.rounds import Event, Prepared, RoundRecord
-from fedkin.track.statistics import varied
-from fedkin.track.sweep import Cell
+from fedkin.rounds.footprint import resident
+from fedkin.rounds.job import Event, Prepared, RoundRecord
+from fedkin.sweep.runner import Cell
+from fedkin.sweep.statistics import varied
 
 REFRESH = 8  # times a second
 HEADLINE_LINES = 7  # what a live table needs besides its rows
@@ -33,11 +33,16 @@ def headline(prepared: Prepared) -> str:
     """What is about to run, in one line."""
     config = prepared.config
     parts = [
-        f"{config.method} on {config.data}", f"{prepared.clients} clients, {config.partition}",
-        f"{config.model}, {prepared.parameters:,} parameters", f"{prepared.device} {prepared.precision}",
-        f"seed {config.seed}", f"split {prepared.split_hash[:12]}", threat(config, prepared.clients),
-        "" if config.rule == "mean" else f"rule {config.rule}", needs(prepared),
-    ]  # fmt: skip
+        f"{config.method} on {config.data}",
+        f"{prepared.clients} clients, {config.partition}",
+        f"{config.model}, {prepared.parameters:,} parameters",
+        f"{prepared.device} {prepared.precision}",
+        f"seed {config.seed}",
+        f"split {prepared.split_hash[:12]}",
+        threat(config, prepared.clients),
+        "" if config.rule == "mean" else f"rule {config.rule}",
+        needs(prepared),
+    ]
     return " · ".join(part for part in parts if part)
 
 
@@ -46,8 +51,11 @@ def needs(prepared: Prepared) -> str:
     if prepared.needed is None:
         return ""
     found = prepared.needed
-    parts = [f"{size(found.host)} of memory", f"{size(found.device)} of {prepared.device}" if found.device else "",
-             f"{size(found.disk)} of disk"]  # fmt: skip
+    parts = [
+        f"{size(found.host)} of memory",
+        f"{size(found.device)} of {prepared.device}" if found.device else "",
+        f"{size(found.disk)} of disk",
+    ]
     return "needs about " + ", ".join(part for part in parts if part)
 
 
@@ -64,9 +72,7 @@ def coverage(record: RoundRecord) -> str:
     return "" if record.covers_all else f" ({record.judged} of {record.judgeable} clients)"
 
 
-def round_line(
-    record: RoundRecord, rounds: int, accuracy: str = "accuracy", before: RoundRecord | None = None
-) -> str:
+def round_line(record: RoundRecord, rounds: int, accuracy: str = "accuracy", before: RoundRecord | None = None) -> str:
     """One round as a plain line for logs; `accuracy`: what to call it; `before`: the record before."""
     name = "final tuning" if record.final else f"round {record.round}/{rounds}"
     return (
@@ -113,9 +119,14 @@ class LiveRun:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar = Progress(
-            TextColumn(f"[bold {ACCENT}]round"), BarColumn(None, complete_style=ACCENT, finished_style="green"),
-            MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left"), console=console, expand=True,
-        )  # fmt: skip
+            TextColumn(f"[bold {ACCENT}]round"),
+            BarColumn(None, complete_style=ACCENT, finished_style="green"),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+            expand=True,
+        )
         self._task: TaskID | None = None
         self._records: list[RoundRecord] = []
         self._failed, self._accuracy = 0, "accuracy"
@@ -254,8 +265,14 @@ class GridScreen(AbstractContextManager["GridScreen"]):
         curve = f"[green]{sparkline([r.accuracy.macro for r in cell.records])}[/]"
         if cell.outcome is not None and cell.outcome.diverged:
             curve = "[red]diverged[/]"
-        return [*start, f"{last.round}/{config.rounds}", percent(last.accuracy.macro),
-                percent(last.accuracy.worst_decile), curve, f"{last.wall:.1f}"]  # fmt: skip
+        return [
+            *start,
+            f"{last.round}/{config.rounds}",
+            percent(last.accuracy.macro),
+            percent(last.accuracy.worst_decile),
+            curve,
+            f"{last.wall:.1f}",
+        ]
 
 
 def window(cells: Sequence[Cell], room: int) -> Sequence[Cell]:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from fedkin.cli.console import percent, print_json, screen, size, spent, table
 from fedkin.config import POINTS, Config
 from fedkin.robust import Adversary, Attack, make_attack
-from fedkin.rounds import Result, named_spec
+from fedkin.rounds.job import Result, named_spec
 
 MOST_NAMES = 30
 
@@ -155,8 +155,10 @@ def _hostility(result: Result) -> dict[str, str]:
             f"false negatives {_share(rates.false_negative)} of the malicious  [dim]({how})[/]"
         )
     if taken := result.backdoor:
-        words = {"personal": "personal models take {} of the triggered test samples of other classes for the target",
-                 "global": "the common model {}"}  # fmt: skip
+        words = {
+            "personal": "personal models take {} of the triggered test samples of other classes for the target",
+            "global": "the common model {}",
+        }
         facts["backdoor"] = ", ".join(words[k].format(_share(v / 100)) for k, v in taken.items() if v is not None)
     partly = [r for r in result.history if not r.covers_all]
     if partly:
@@ -180,8 +182,10 @@ def _names(result: Result, clients: Iterable[int], counts: Mapping[int, tuple[in
 
 
 def _partly(judged: int, judgeable: int, rounds: int) -> str:
-    return (f"{judged} of {judgeable} clients in the last round; in {rounds} rounds not all answered, which are not "
-            "compared for the best")  # fmt: skip
+    return (
+        f"{judged} of {judgeable} clients in the last round; in {rounds} rounds not all answered, which are not "
+        "compared for the best"
+    )
 
 
 def _share(value: float) -> str:

@@ -10,20 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from fedkin.cli.app import RUNS, Json, RunsDir, command
+from fedkin.cli.application import RUNS, Json, RunsDir, command
 from fedkin.cli.console import messages, print_json, screen
 from fedkin.errors import UsageError
 
 if TYPE_CHECKING:
-    from fedkin.track.catalogue import Catalogue
-    from fedkin.track.folder import RunFolder
+    from fedkin.runs.catalogue import Catalogue
+    from fedkin.runs.folder import RunFolder
 
 
-@command("report", """
+@command(
+    "report",
+    """
     fedkin report last
     fedkin report fedavg-20261115-171502-a3f9 fedcap-20261115-171730-09bc --to comparison
     fedkin report 'fedcap-*' --to fedcap --format html,png
-    """, RUNS)  # fmt: skip
+    """,
+    RUNS,
+)
 def report(
     runs: Annotated[
         list[str],
@@ -31,8 +35,9 @@ def report(
     ],
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="DIR",
-                     help="Where to write; by default one run's own folder, else ./fedkin-report."),
+        typer.Option(
+            "--to", metavar="DIR", help="Where to write; by default one run's own folder, else ./fedkin-report."
+        ),
     ] = None,
     format: Annotated[
         str, typer.Option("--format", metavar="LIST", help="html, png, svg, with commas between.")
@@ -49,16 +54,21 @@ def report(
     if not formats:
         raise UsageError("format is empty: accepts html, png, svg, with commas between")
 
-    from fedkin.track.catalogue import Catalogue
-    from fedkin.track.report import write_report
+    from fedkin.report.page import write_report
+    from fedkin.runs.catalogue import Catalogue
 
     catalogue = Catalogue(runs_dir)
     folders = [folder for word in runs for folder in _named(catalogue, word)]
     target = to if to is not None or len({f.path for f in folders}) == 1 else Path("fedkin-report")
     files, gaps = write_report(folders, target, formats)
     if json:
-        print_json({"files": [str(f) for f in files], "runs": [f.info.id for f in folders],
-                    "left_out": [{"figure": g.title, "why": g.why} for g in gaps]})  # fmt: skip
+        print_json(
+            {
+                "files": [str(f) for f in files],
+                "runs": [f.info.id for f in folders],
+                "left_out": [{"figure": g.title, "why": g.why} for g in gaps],
+            }
+        )
         return
     for gap in gaps:
         messages().print(f"[dim]{escape(gap.title)} is left out: {escape(gap.why)}[/]", soft_wrap=True)
@@ -68,8 +78,8 @@ def report(
 
 def _named(catalogue: Catalogue, word: str) -> list[RunFolder]:
     """The runs that a word means: one, or all that a pattern or a folder of runs holds."""
-    from fedkin.track.catalogue import Catalogue
-    from fedkin.track.folder import RUN, RunFolder
+    from fedkin.runs.catalogue import Catalogue
+    from fedkin.runs.folder import RUN, RunFolder
 
     if os.sep in word and Path(word).is_dir() and not (Path(word) / RUN).exists():
         inside = Catalogue(word).runs()

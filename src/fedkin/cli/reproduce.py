@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedkin.cli.app import LOOK, Json, RunsDir, command
+from fedkin.cli.application import LOOK, Json, RunsDir, command
 from fedkin.cli.console import complain, messages, print_json, screen, seconds
 from fedkin.cli.console import table as drawn
 from fedkin.cli.flags import seeds_of
@@ -21,21 +21,25 @@ if TYPE_CHECKING:
 
     from fedkin.config import Config
     from fedkin.papers.plan import Data, Estimate, Plan
-    from fedkin.papers.reproduce import Ledger, Session
-    from fedkin.papers.tables import Paper, Table
-    from fedkin.rounds import Event
+    from fedkin.papers.published import Paper, Table
+    from fedkin.papers.runner import Ledger, Session
+    from fedkin.rounds.job import Event
 
 MOST_REASONS = 8
 TIMING = 60.0  # seconds at most that rounds are timed for, where only a plan is asked for
 
 
-@command("reproduce", """
+@command(
+    "reproduce",
+    """
     fedkin reproduce
     fedkin reproduce fedcap table1 --plan
     fedkin reproduce fedcap table1 --rows CIFAR-10 --seeds 3 --budget 60
     fedkin reproduce c-pfl table6 --rows CIFAR-10 --markdown table6.md --html table6.html
     fedkin reproduce pfedcs --quick
-    """, LOOK)  # fmt: skip
+    """,
+    LOOK,
+)
 def reproduce(
     paper: Annotated[
         str | None, typer.Argument(metavar="[PAPER]", help="A paper, claims or natural; none: list them.")
@@ -63,7 +67,9 @@ def reproduce(
     together: Annotated[
         int | None,
         typer.Option(
-            "--together", metavar="N", min=1,
+            "--together",
+            metavar="N",
+            min=1,
             help="Runs at a time on a device. \\[default: 8 on a GPU, else 1]",
         ),
     ] = None,
@@ -100,7 +106,7 @@ def reproduce(
         return _list(json)
 
     from fedkin.papers.plan import Data, make_plan
-    from fedkin.papers.reproduce import Ledger, open_runs
+    from fedkin.papers.runner import Ledger, open_runs
 
     if quick and save:
         raise UsageError("--quick numbers mean nothing and are not saved: leave out --quick or --save")
@@ -125,7 +131,7 @@ def reproduce(
 
 
 def _paper(name: str) -> Paper:
-    from fedkin.papers.tables import load_file, load_paper
+    from fedkin.papers.published import load_file, load_paper
 
     return load_file(name) if name.endswith(".toml") else load_paper(name.lower().replace("_", "-"))
 
@@ -156,7 +162,7 @@ def _whole(words: list[str], lines: Sequence[Any]) -> list[str]:
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     """Refuses a device or a precision that is not there before anything is loaded."""
     from fedkin.config import make_config
-    from fedkin.rounds import pick_device, pick_precision
+    from fedkin.rounds.job import pick_device, pick_precision
 
     config = make_config(settings)
     pick_precision(config.precision, pick_device(config.device))
@@ -167,16 +173,33 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _list(json: bool) -> None:
-    from fedkin.papers.tables import NAMES, load_paper
+    from fedkin.papers.published import NAMES, load_paper
 
     papers = [load_paper(name) for name in NAMES]
     if json:
-        return print_json({"papers": [
-            {"name": p.name, "title": p.title, "cite": p.cite, "tables": [
-                {"name": t.name, "title": t.title, "kind": t.kind, "cells": len(t.cells),
-                 "runnable": sum(not c.missing for c in t.cells), "missing": dict(Counter(c.missing for c in t.cells
-                                                                                         if c.missing))}
-                for t in p.tables]} for p in papers]})  # fmt: skip
+        return print_json(
+            {
+                "papers": [
+                    {
+                        "name": p.name,
+                        "title": p.title,
+                        "cite": p.cite,
+                        "tables": [
+                            {
+                                "name": t.name,
+                                "title": t.title,
+                                "kind": t.kind,
+                                "cells": len(t.cells),
+                                "runnable": sum(not c.missing for c in t.cells),
+                                "missing": dict(Counter(c.missing for c in t.cells if c.missing)),
+                            }
+                            for t in p.tables
+                        ],
+                    }
+                    for p in papers
+                ]
+            }
+        )
     right = ("cells", "can be run")
     for paper in papers:
         made = drawn(f"{paper.name}: {paper.title} ({paper.cite})", "table", "what it shows", *right, right=right)
@@ -184,8 +207,10 @@ def _list(json: bool) -> None:
             able = sum(not c.missing for c in t.cells)
             made.add_row(f"[bold]{t.name}[/]", escape(t.title), str(len(t.cells)), str(able))
         screen().print(made)
-    screen().print("[dim]can be run: method, rule and data set are known here; "
-                   "fedkin reproduce PAPER TABLE --plan: what is missing, and how long it takes[/]")  # fmt: skip
+    screen().print(
+        "[dim]can be run: method, rule and data set are known here; "
+        "fedkin reproduce PAPER TABLE --plan: what is missing, and how long it takes[/]"
+    )
 
 
 def _render(folder: str) -> None:
@@ -207,8 +232,8 @@ def _render(folder: str) -> None:
 def _calibrated(todo: Sequence[Config], data: Data, ledger: Ledger, budget: float | None, asked: bool) -> Estimate:
     """`asked`: the time is what somebody wants to know; else it must not take much of the run's own."""
     from fedkin.papers.plan import calibrate
-    from fedkin.papers.reproduce import device_name
-    from fedkin.rounds import pick_device
+    from fedkin.papers.runner import device_name
+    from fedkin.rounds.job import pick_device
 
     out = messages()
     here = device_name(str(pick_device(todo[0].device))) if todo else ""
@@ -220,8 +245,8 @@ def _calibrated(todo: Sequence[Config], data: Data, ledger: Ledger, budget: floa
 
 
 def _together(device: str) -> int:
-    from fedkin.rounds import pick_device
-    from fedkin.track.sweep import TOGETHER_ON_GPU
+    from fedkin.rounds.job import pick_device
+    from fedkin.sweep.runner import TOGETHER_ON_GPU
 
     return TOGETHER_ON_GPU if pick_device(device).type == "cuda" else 1
 
@@ -230,32 +255,48 @@ def _plan_facts(
     plan: Plan, todo: Sequence[Config], estimate: Estimate, budget: float | None, together: int, jobs: int
 ) -> dict[str, Any]:
     from fedkin.papers.plan import kind_of
-    from fedkin.papers.reproduce import batches, device_name
-    from fedkin.rounds import pick_device
+    from fedkin.papers.runner import batches, device_name
+    from fedkin.rounds.job import pick_device
 
     trainings = [todo[batch[0]] for batch in batches(todo)]
     tables = []
     for one in dict.fromkeys(p.table for p in plan.cells):
         mine = [p for p in plan.cells if p.table is one]
-        tables.append({"table": one.name, "title": one.title, "cells": len(mine),
-                       "runnable": sum(not p.why_not for p in mine),
-                       "not_runnable": dict(Counter(p.why_not for p in mine if p.why_not).most_common())})  # fmt: skip
+        tables.append(
+            {
+                "table": one.name,
+                "title": one.title,
+                "cells": len(mine),
+                "runnable": sum(not p.why_not for p in mine),
+                "not_runnable": dict(Counter(p.why_not for p in mine if p.why_not).most_common()),
+            }
+        )
     first = next((c for p in plan.runnable for v in p.runs for c in v), None)
     return {
-        "paper": plan.paper.name, "quick": plan.quick, "seeds": list(plan.seeds), "tables": tables,
-        "runs": len(plan.runs), "run_before": len(plan.runs) - len(todo), "trainings": len(trainings),
-        "seconds": round(estimate.seconds(trainings), 1), "budget": None if budget is None else budget * 60,
-        "together": together, "jobs": jobs, "rough": any(kind_of(c) in estimate.rough for c in todo),
+        "paper": plan.paper.name,
+        "quick": plan.quick,
+        "seeds": list(plan.seeds),
+        "tables": tables,
+        "runs": len(plan.runs),
+        "run_before": len(plan.runs) - len(todo),
+        "trainings": len(trainings),
+        "seconds": round(estimate.seconds(trainings), 1),
+        "budget": None if budget is None else budget * 60,
+        "together": together,
+        "jobs": jobs,
+        "rough": any(kind_of(c) in estimate.rough for c in todo),
         "device": device_name(str(pick_device(first.device))) if first else "",
         "todo": [{"run": _name(c), "identity": c.identity()} for c in todo],
-    }  # fmt: skip
+    }
 
 
 def _say_plan(plan: Plan, todo: Sequence[Config], facts: dict[str, Any], data: Data) -> None:
     out = messages()
     for one in facts["tables"]:
-        out.print(f"[bold]{escape(plan.paper.name)} {one['table']}[/]  {escape(one['title'])}: "
-                  f"{one['runnable']} of {one['cells']} cells can be run")  # fmt: skip
+        out.print(
+            f"[bold]{escape(plan.paper.name)} {one['table']}[/]  {escape(one['title'])}: "
+            f"{one['runnable']} of {one['cells']} cells can be run"
+        )
         reasons = list(one["not_runnable"].items())
         for why, count in reasons[:MOST_REASONS]:
             out.print(f"  [yellow]{count} cannot:[/] {escape(why)}", soft_wrap=True)
@@ -263,8 +304,10 @@ def _say_plan(plan: Plan, todo: Sequence[Config], facts: dict[str, Any], data: D
             rest = sum(count for _, count in reasons[MOST_REASONS:])
             out.print(f"  [yellow]{rest} more cannot[/], for {len(reasons) - MOST_REASONS} other reasons")
     for name, why in data.missing.items():
-        out.print(f"  [dim]{escape(name)}: {escape(why.removeprefix(name + ': '))} (--data-dir, FEDKIN_DATA, "
-                  "--download)[/]", soft_wrap=True)  # fmt: skip
+        out.print(
+            f"  [dim]{escape(name)}: {escape(why.removeprefix(name + ': '))} (--data-dir, FEDKIN_DATA, --download)[/]",
+            soft_wrap=True,
+        )
     if plan.quick:
         stand_in = "; digits stand in for data that are not here" if data.missing else ""
         out.print(f"[yellow]quick: far fewer rounds and samples{stand_in}; no number means anything[/]")
@@ -290,8 +333,10 @@ def _name(config: Config) -> str:
     rule = "" if config.rule == "mean" else f" by {config.rule}"
     options = "".join(f" {k}={v}" for k, v in config.options.items())
     part = "" if config.participation == 1 else f", participation {config.participation:g}"
-    return (f"{config.method}{options}{attack}{rule} on {config.data}, {config.partition}{part}, lr {config.lr:g}, "
-            f"seed {config.seed}")  # fmt: skip
+    return (
+        f"{config.method}{options}{attack}{rule} on {config.data}, {config.partition}{part}, lr {config.lr:g}, "
+        f"seed {config.seed}"
+    )
 
 
 # ------------------------------------------------------------ running
@@ -303,14 +348,21 @@ def _run(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from fedkin.cli.live import on_terminal
-    from fedkin.papers.metrics import Outcome
-    from fedkin.papers.reproduce import reproduce as carry_out
-    from fedkin.rounds import RoundRecord
+    from fedkin.papers.measures import Outcome
+    from fedkin.papers.runner import reproduce as carry_out
+    from fedkin.rounds.job import RoundRecord
 
     out, count = messages(), 0
-    bar = Progress(TextColumn("[bold cyan]runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                   TextColumn("{task.fields[now]}"), console=out, transient=True,
-                   disable=not on_terminal(out) or not todo)  # fmt: skip
+    bar = Progress(
+        TextColumn("[bold cyan]runs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[now]}"),
+        console=out,
+        transient=True,
+        disable=not on_terminal(out) or not todo,
+    )
     task = bar.add_task("runs", total=todo, now="")
 
     def hear(config: Config, event: Event) -> None:
@@ -323,32 +375,51 @@ def _run(
         count += 1
         if isinstance(found, Outcome):
             last = found.points[-1]
-            out.print(f"[dim]{count}/{todo}[/] {escape(_name(config))}: {last.micro:.2f} in {seconds(found.wall)}",
-                      soft_wrap=True)  # fmt: skip
+            out.print(
+                f"[dim]{count}/{todo}[/] {escape(_name(config))}: {last.micro:.2f} in {seconds(found.wall)}",
+                soft_wrap=True,
+            )
         else:
-            out.print(f"[dim]{count}/{todo}[/] [bold red]{escape(_name(config))} failed:[/] {escape(str(found))}",
-                      soft_wrap=True)  # fmt: skip
+            out.print(
+                f"[dim]{count}/{todo}[/] [bold red]{escape(_name(config))} failed:[/] {escape(str(found))}",
+                soft_wrap=True,
+            )
         bar.update(task, completed=count)
 
     with bar:
-        return carry_out(plan, ledger, data, budget=None if budget is None else 60 * budget, again=again,
-                         together=together, jobs=jobs, hear=hear, finished=finished)  # fmt: skip
+        return carry_out(
+            plan,
+            ledger,
+            data,
+            budget=None if budget is None else 60 * budget,
+            again=again,
+            together=together,
+            jobs=jobs,
+            hear=hear,
+            finished=finished,
+        )
 
 
 def _show(
     session: Session, facts: dict[str, Any], json: bool, save: str | None, markdown: str | None, html: str | None
 ) -> None:
     from fedkin.papers import render
-    from fedkin.papers.compare import rankings, records, summary, verdicts
+    from fedkin.papers.verdicts import rankings, records, summary, verdicts
 
     found = records(session.plan, session.outcome, session.failed)
     if json:
-        print_json({
-            "plan": {k: v for k, v in facts.items() if k != "todo"},
-            "tables": [{**r, "summary": summary(r), "rankings": rankings(r), "verdicts": verdicts(r)}
-                       for r in found],
-            "ran": session.ran, "run_before": session.skipped, "left": session.left, "failed": session.failed,
-        })  # fmt: skip
+        print_json(
+            {
+                "plan": {k: v for k, v in facts.items() if k != "todo"},
+                "tables": [
+                    {**r, "summary": summary(r), "rankings": rankings(r), "verdicts": verdicts(r)} for r in found
+                ],
+                "ran": session.ran,
+                "run_before": session.skipped,
+                "left": session.left,
+                "failed": session.failed,
+            }
+        )
     else:
         for record in found:
             _print_record(record)
@@ -386,15 +457,16 @@ def _close(session: Session) -> None:
 
 def _print_record(record: dict[str, Any]) -> None:
     from fedkin.papers import render
-    from fedkin.papers.compare import close, difference, summary
+    from fedkin.papers.verdicts import close, difference, summary
 
     cells = {(c["row"], c["column"]): c for c in record["cells"]}
     columns = [c["title"] for c in record["columns"] if any(k[1] == c["title"] for k in cells)]
     title = record["title"] + (" (quick: the numbers mean nothing)" if record["quick"] else "")
     heads = {c: escape(_with_point(record, "column", c)) for c in columns}
     beside = "; below it the paper's number and the difference" * any(c["paper"] is not None for c in cells.values())
-    made: Drawn = drawn(escape(title), "", *heads.values(), right=list(heads.values()),
-                        caption=f"ours ± std over seeds{beside}")  # fmt: skip
+    made: Drawn = drawn(
+        escape(title), "", *heads.values(), right=list(heads.values()), caption=f"ours ± std over seeds{beside}"
+    )
     for row in (r["title"] for r in record["rows"] if any(k[0] == r["title"] for k in cells)):
         shown = []
         for column in columns:

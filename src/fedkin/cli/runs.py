@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
-from fedkin.cli.app import RUNS, TRAIN, Json, RunsDir, command
+from fedkin.cli.application import RUNS, TRAIN, Json, RunsDir, command
 from fedkin.cli.console import messages, percent, print_json, safe, screen, seconds, size, spent, table
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.config import POINTS
 from fedkin.errors import DataError, unknown
-from fedkin.track.catalogue import Broken, Catalogue, diff
-from fedkin.track.files import read_bytes
-from fedkin.track.folder import MAX_JSON, SITES, STATUSES, RunFolder, RunInfo, number
+from fedkin.runs.catalogue import Broken, Catalogue, diff
+from fedkin.runs.folder import MAX_JSON, SITES, STATUSES, RunFolder, RunInfo, number
+from fedkin.runs.reading import read_bytes
 
 COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
 SORTS: dict[str, Callable[[RunInfo], Any]] = {
@@ -39,10 +39,14 @@ def _low(value: float) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-@command("runs", """
+@command(
+    "runs",
+    """
     fedkin runs
     fedkin runs --method fedcap --status finished --sort accuracy
-    """, RUNS)  # fmt: skip
+    """,
+    RUNS,
+)
 def runs(
     method: Annotated[str | None, typer.Option("--method", metavar="NAME", help="Only runs of this method.")] = None,
     data: Annotated[str | None, typer.Option("--data", metavar="NAME", help="Only runs on these data.")] = None,
@@ -54,8 +58,9 @@ def runs(
     ] = None,
     sort: Annotated[
         str,
-        typer.Option("--sort", metavar="KEY",
-                     help=f"By {', '.join(SORTS)}; accuracies the best first, else the largest last."),
+        typer.Option(
+            "--sort", metavar="KEY", help=f"By {', '.join(SORTS)}; accuracies the best first, else the largest last."
+        ),
     ] = "created",
     runs_dir: RunsDir = None,
     json: Json = False,
@@ -78,8 +83,9 @@ def runs(
     filtered = any(v is not None for v in (method, data, status, attack))
     broken = [] if filtered else [e for e in entries if isinstance(e, Broken)]
     if json:
-        return print_json({"runs_dir": str(catalogue.path), "runs": [r.to_dict() for r in found],
-                           "broken": [vars(b) for b in broken]})  # fmt: skip
+        return print_json(
+            {"runs_dir": str(catalogue.path), "runs": [r.to_dict() for r in found], "broken": [vars(b) for b in broken]}
+        )
     if not found and not broken:
         which = "that fits" if filtered else "yet: start one with fedkin run fedavg"
         return messages().print(f"no run in {safe(str(catalogue.path))} {which}")
@@ -87,9 +93,18 @@ def runs(
     made = table(None, "run", "status", "data", "attack", *numbers, right=numbers)
     for r in found:
         status = f"[{COLOURS[r.status]}]{r.status}[/]{', [red]diverged[/]' if r.diverged else ''}"
-        made.add_row(safe(r.id), status, safe(_name(r.data)), safe(r.attack),
-                     str(r.seed), f"{r.rounds_done}/{r.rounds_total}", percent(r.accuracy.get("macro", math.nan)),
-                     percent(r.accuracy.get("worst_decile", math.nan)), size(r.bytes), _time(r))  # fmt: skip
+        made.add_row(
+            safe(r.id),
+            status,
+            safe(_name(r.data)),
+            safe(r.attack),
+            str(r.seed),
+            f"{r.rounds_done}/{r.rounds_total}",
+            percent(r.accuracy.get("macro", math.nan)),
+            percent(r.accuracy.get("worst_decile", math.nan)),
+            size(r.bytes),
+            _time(r),
+        )
     out = screen()
     if found:
         out.print(made)
@@ -109,11 +124,15 @@ def _name(data: str) -> str:
     return data.rstrip("/").rpartition("/")[2] or data
 
 
-@command("show", """
+@command(
+    "show",
+    """
     fedkin show last
     fedkin show fedcap-20261115-171502-a3f9 --json
     fedkin show last --export csv tables
-    """, RUNS)  # fmt: skip
+    """,
+    RUNS,
+)
 def show(
     run: Run,
     export: Annotated[
@@ -137,8 +156,11 @@ def show(
 def show_run(folder: RunFolder) -> None:
     """A run on the screen, as `show` and `resume` have it."""
     info, out = folder.info, screen()
-    out.print(f"[bold]{safe(info.id)}[/]  [{COLOURS[info.status]}]{info.status}[/]  "
-              f"round {info.rounds_done} of {info.rounds_total}", soft_wrap=True)  # fmt: skip
+    out.print(
+        f"[bold]{safe(info.id)}[/]  [{COLOURS[info.status]}]{info.status}[/]  "
+        f"round {info.rounds_done} of {info.rounds_total}",
+        soft_wrap=True,
+    )
     if info.accuracy:
         out.print(_scores(info))
     for name, value in _facts(folder).items():
@@ -216,8 +238,10 @@ def _failures(info: RunInfo, events: list[dict[str, Any]]) -> str:
     if not events:
         return ""
     first = events[0]
-    return (f"{len(events)}; the first: {_names(info, [first['client']])} in round {first['round']}, "
-            f"{first['phase']}: {first['reason']}")  # fmt: skip
+    return (
+        f"{len(events)}; the first: {_names(info, [first['client']])} in round {first['round']}, "
+        f"{first['phase']}: {first['reason']}"
+    )
 
 
 def _whole(folder: RunFolder) -> dict[str, Any]:
@@ -253,9 +277,12 @@ def _clients(folder: RunFolder) -> Any:
     each, bad = _each(folder), set(folder.info.malicious)
     for c in each[:MOST_CLIENTS]:
         name = safe(str(c["name"]))
-        made.add_row(f"[red]{name}*[/]" if c["client"] in bad else name, *(
-            percent(math.nan if c[k] is None else c[k]) for k in ("accuracy", "loss")
-        ), str(c["test_samples"]), "?" if c["train_samples"] is None else str(c["train_samples"]))  # fmt: skip
+        made.add_row(
+            f"[red]{name}*[/]" if c["client"] in bad else name,
+            *(percent(math.nan if c[k] is None else c[k]) for k in ("accuracy", "loss")),
+            str(c["test_samples"]),
+            "?" if c["train_samples"] is None else str(c["train_samples"]),
+        )
     notes = [f"{len(each) - MOST_CLIENTS} more: --json"] if len(each) > MOST_CLIENTS else []
     made.caption = "; ".join([*(["* malicious"] if bad else []), *notes]) or None
     return made
@@ -285,10 +312,14 @@ def _short(value: Any) -> str:
     return safe(text if len(text) <= 200 else text[:200] + " ...")
 
 
-@command("resume", """
+@command(
+    "resume",
+    """
     fedkin resume last
     fedkin resume fedcap-20261115-171502-a3f9
-    """, TRAIN)  # fmt: skip
+    """,
+    TRAIN,
+)
 def resume(
     run: Run, runs_dir: RunsDir = None, sink: SinkFlags = None, plugin: Plugins = None, json: Json = False
 ) -> None:
@@ -306,8 +337,8 @@ def resume(
 
     from fedkin.cli.live import run_screen
     from fedkin.cli.outcome import present
-    from fedkin.track.runs import resume as go_on
-    from fedkin.track.sinks import make_sinks
+    from fedkin.runs.sinks import make_sinks
+    from fedkin.runs.start import resume as go_on
 
     with run_screen(messages()) as listener:
         result = go_on(folder, on_event=listener, signals=True, say=listener.say, sinks=make_sinks(to))

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fedkin.cli.app import MAKE, Json, command
+from fedkin.cli.application import MAKE, Json, command
 from fedkin.cli.console import print_json, screen
 from fedkin.errors import DataError, UsageError, unknown
 
@@ -22,11 +22,15 @@ KINDS = {"method": "run $name", "attack": "run fedavg --attack $name", "rule": "
 NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
 
 
-@command("new", """
+@command(
+    "new",
+    """
     fedkin new method my-method
     fedkin new attack my-attack --to plugins
     fedkin new rule my-rule
-    """, MAKE)  # fmt: skip
+    """,
+    MAKE,
+)
 def new(
     kind: Annotated[str, typer.Argument(metavar="method|attack|rule", help="What to begin.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name: letters, digits, dashes, underscores.")],
@@ -42,8 +46,10 @@ def new(
     if json:
         return print_json({"kind": kind, "name": name, "file": str(source), "test": str(test)})
     file, tested = (escape(shlex.quote(str(p))) for p in (source, test))
-    screen().print(f"written: {file}, {tested}\ncheck:   python -m pytest {tested}\n"
-                   f"use:     fedkin {use} --plugin {file}", soft_wrap=True)  # fmt: skip
+    screen().print(
+        f"written: {file}, {tested}\ncheck:   python -m pytest {tested}\nuse:     fedkin {use} --plugin {file}",
+        soft_wrap=True,
+    )
 
 
 def write(kind: str, name: str, folder: Path) -> tuple[Path, Path]:
@@ -55,8 +61,13 @@ def write(kind: str, name: str, folder: Path) -> tuple[Path, Path]:
     for path in (source, test):
         if path.exists() or path.is_symlink():
             raise UsageError(f"{path} exists already and is not overwritten; take another name, or --to another folder")
-    words = {"name": name, "module": module, "file": source.name, "title": module.replace("_", " ").capitalize(),
-             "cls": "".join(part.capitalize() for part in module.split("_"))}  # fmt: skip
+    words = {
+        "name": name,
+        "module": module,
+        "file": source.name,
+        "title": module.replace("_", " ").capitalize(),
+        "cls": "".join(part.capitalize() for part in module.split("_")),
+    }
     templates = Path(__file__).parent.parent / "scaffold"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,8 +83,10 @@ def write(kind: str, name: str, folder: Path) -> tuple[Path, Path]:
 def checked_name(kind: str, name: str) -> str:
     """The module's name for it; a name that cannot be one, or is taken, is refused."""
     if not NAME.fullmatch(name) or len(name) > 40:
-        raise UsageError(f"name {name[:60]!r}: lower-case letters and digits, single dashes or underscores between, "
-                         "a letter first, at most 40; for example my-method")  # fmt: skip
+        raise UsageError(
+            f"name {name[:60]!r}: lower-case letters and digits, single dashes or underscores between, "
+            "a letter first, at most 40; for example my-method"
+        )
     module = name.replace("-", "_")
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in ("fedkin", "torch", "numpy", "test"):
         raise UsageError(f"name {name!r} means something else in Python; take another, for example my-{name}")

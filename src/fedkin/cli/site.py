@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedkin.cli.app import DEPLOY, Json, RunsDir, app, command, paragraphs
+from fedkin.cli.application import DEPLOY, Json, RunsDir, app, command, paragraphs
 from fedkin.cli.console import guarded, messages, percent, print_json, screen, table
 from fedkin.errors import UsageError
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from fedkin.deploy.keys import Certificate, Site
+    from fedkin.deploy.certificates import Certificate, Site
 
 COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
 SHOWN = 10
 
-keys = typer.Typer(no_args_is_help=True, rich_markup_mode="rich",
-                   help="Make and manage the certificates and keys of a deployment.")  # fmt: skip
+keys = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="rich", help="Make and manage the certificates and keys of a deployment."
+)
 app.add_typer(keys, name="keys", rich_help_panel=DEPLOY)
 
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="The server's folder of keys.")]
@@ -50,17 +51,21 @@ def _listed(text: str | None) -> list[str]:
 # ---------------------------------------------------------------- keys
 
 
-@_key_command("new", """
+@_key_command(
+    "new",
+    """
     fedkin keys new keys --host server.example.org,10.0.0.5
     fedkin keys new keys --host localhost --sites siteA,siteB
-    """)
+    """,
+)
 def keys_new(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A new folder.")],
     host: Hosts,
     sites: Annotated[
         str | None,
-        typer.Option("--sites", metavar="NAME,...",
-                     help="Sites whose keys are made here too; better: `keys new-site` on site."),
+        typer.Option(
+            "--sites", metavar="NAME,...", help="Sites whose keys are made here too; better: `keys new-site` on site."
+        ),
     ] = None,
     days: Annotated[int, typer.Option(help="How long the authority is valid; the server 825 days at most.")] = 730,
     json: Json = False,
@@ -69,13 +74,16 @@ def keys_new(
 
     Give ca.crt to every site. Nothing that exists is overwritten.
     """
-    from fedkin.deploy.keys import new_folder
+    from fedkin.deploy.certificates import new_folder
 
     made = new_folder(folder, _listed(host), _listed(sites), days)
     _show_folder(str(made), json)
     if not json and sites:
-        messages().print(f"[yellow]Give each site its {escape(str(made))}/sites/NAME.key and NAME.crt in a safe way, "
-                         "then delete the key here; the server does not need it.[/]", soft_wrap=True)  # fmt: skip
+        messages().print(
+            f"[yellow]Give each site its {escape(str(made))}/sites/NAME.key and NAME.crt in a safe way, "
+            "then delete the key here; the server does not need it.[/]",
+            soft_wrap=True,
+        )
 
 
 @_key_command("new-site", "fedkin keys new-site siteA --to ~/fedkin")
@@ -88,7 +96,7 @@ def keys_new_site(
 
     Read the fingerprint to whoever runs the server, over the phone or in person.
     """
-    from fedkin.deploy.keys import fingerprint, load_request, new_site
+    from fedkin.deploy.certificates import fingerprint, load_request, new_site
 
     request = new_site(to, name)
     print_of = fingerprint(load_request(request).public_key())
@@ -101,10 +109,13 @@ def keys_new_site(
     out.print(f"fingerprint {print_of}", soft_wrap=True)
 
 
-@_key_command("sign", """
+@_key_command(
+    "sign",
+    """
     fedkin keys sign keys siteA.csr
     fedkin keys sign keys siteA.csr --replace
-    """)
+    """,
+)
 def keys_sign(
     folder: Folder,
     request: Annotated[str, typer.Argument(metavar="NAME.csr", help="The site's request.")],
@@ -117,7 +128,7 @@ def keys_sign(
 
     The same request signed again makes a new certificate for the same key. A server that is running notices.
     """
-    from fedkin.deploy.keys import sign
+    from fedkin.deploy.certificates import sign
 
     site = sign(folder, request, name, replace, days)
     made = f"{folder.rstrip('/')}/sites/{site.name}.crt"
@@ -130,7 +141,7 @@ def keys_sign(
 @_key_command("revoke", "fedkin keys revoke keys siteA")
 def keys_revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The site.")], json: Json = False) -> None:
     """Take a site off the list; its certificate is refused from now on, by a server that is running, too."""
-    from fedkin.deploy.keys import revoke
+    from fedkin.deploy.certificates import revoke
 
     site = revoke(folder, name)
     if json:
@@ -141,7 +152,7 @@ def keys_revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The si
 @_key_command("renew", "fedkin keys renew keys --host server.example.org")
 def keys_renew(folder: Folder, host: Hosts, json: Json = False) -> None:
     """A new certificate for the server, by the same authority; the sites change nothing."""
-    from fedkin.deploy.keys import renew_server
+    from fedkin.deploy.certificates import renew_server
 
     renew_server(folder, _listed(host))
     _show_folder(folder, json)
@@ -156,16 +167,22 @@ def keys_show(folder: Folder, json: Json = False) -> None:
 def _show_folder(folder: str, json: bool) -> None:
     from pathlib import Path
 
-    from fedkin.deploy.keys import certificate, sites
+    from fedkin.deploy.certificates import certificate, sites
 
     known = sites(folder)
     files = {name: Path(folder).expanduser() / "sites" / f"{name}.crt" for name in known}
     ends = {name: certificate(path).expires for name, path in files.items() if path.exists()}
     ca, server = (certificate(Path(folder).expanduser() / name) for name in ("ca.crt", "server.crt"))
     if json:
-        return print_json({"folder": folder, "authority": _facts(ca), "server": _facts(server),
-                           "sites": {s.name: s.fingerprint for s in known.values()},
-                           "expires": {name: end.isoformat() for name, end in ends.items()}})  # fmt: skip
+        return print_json(
+            {
+                "folder": folder,
+                "authority": _facts(ca),
+                "server": _facts(server),
+                "sites": {s.name: s.fingerprint for s in known.values()},
+                "expires": {name: end.isoformat() for name, end in ends.items()},
+            }
+        )
     out = screen()
     out.print(_certificates(ca, server))
     out.print(f"SHA-256 of ca.crt: {ca.fingerprint}", soft_wrap=True)
@@ -173,8 +190,12 @@ def _show_folder(folder: str, json: bool) -> None:
 
 
 def _facts(cert: Certificate) -> dict[str, Any]:
-    return {"file": str(cert.path), "fingerprint": cert.fingerprint, "expires": cert.expires.isoformat(),
-            "hosts": list(cert.hosts)}  # fmt: skip
+    return {
+        "file": str(cert.path),
+        "fingerprint": cert.fingerprint,
+        "expires": cert.expires.isoformat(),
+        "hosts": list(cert.hosts),
+    }
 
 
 def _certificates(ca: Certificate, server: Certificate) -> Any:
@@ -194,10 +215,14 @@ def _sites(known: list[Site], ends: dict[str, datetime]) -> Any:
 # ---------------------------------------------------------------- a check-up
 
 
-@command("doctor", """
+@command(
+    "doctor",
+    """
     fedkin doctor --data siteA.npz
     fedkin doctor --server server.example.org:9092 --ca ca.crt --key siteA.key --data siteA.npz --config experiment.toml
-    """, DEPLOY)  # fmt: skip
+    """,
+    DEPLOY,
+)
 def doctor(
     server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="The server's address.")] = None,
     ca: Annotated[str | None, typer.Option("--ca", metavar="FILE", help="The authority's certificate, ca.crt.")] = None,
@@ -232,8 +257,17 @@ def doctor(
         raise UsageError("nothing to check: give --data, --key, --policy or --server (with --ca)")
     settings = make_config(from_file(config)) if config else None
     out, steps = screen(), []
-    for step in examine(server=server, ca=ca, key=key, cert=cert, data=data, config=settings, policy=policy,
-                        insecure=insecure, join=join):  # fmt: skip
+    for step in examine(
+        server=server,
+        ca=ca,
+        key=key,
+        cert=cert,
+        data=data,
+        config=settings,
+        policy=policy,
+        insecure=insecure,
+        join=join,
+    ):
         steps.append(step)
         if not json:
             out.print(f"[{COLOURS[step.state]}]{step.state:<8}[/] {step.name}: {escape(step.found)}", soft_wrap=True)
@@ -251,29 +285,36 @@ def doctor(
 # ---------------------------------------------------------------- the model in use
 
 
-@command("predict", """
+@command(
+    "predict",
+    """
     fedkin predict --model personal.safetensors --data new.npz --out predictions.csv
     fedkin predict --model personal.safetensors --data new.csv --json
-    """, DEPLOY)  # fmt: skip
+    """,
+    DEPLOY,
+)
 def predict(
     model: Annotated[str, typer.Option("--model", metavar="FILE", help="A personal model, .safetensors.")],
-    data: Annotated[str, typer.Option("--data", metavar="FILE",
-                 help="Samples: .npz (x; y if known), .csv or .parquet.")],
+    data: Annotated[
+        str, typer.Option("--data", metavar="FILE", help="Samples: .npz (x; y if known), .csv or .parquet.")
+    ],
     out: Annotated[str | None, typer.Option("--out", metavar="FILE.csv", help="Write all predictions here.")] = None,
     json: Json = False,
 ) -> None:
     """Let a personal model judge new samples; with labels in the file, also how often it is right."""
-    from fedkin.deploy.model_file import load
-    from fedkin.deploy.predict import predict as judge
-    from fedkin.deploy.predict import read_samples
+    from fedkin.use.model_file import load
+    from fedkin.use.predict import predict as judge
+    from fedkin.use.predict import read_samples
 
     personal = load(model)
     found = judge(personal, *read_samples(data, columns=personal.card.columns))
     if out is not None:
         found.write_csv(out)
     if found.foreign:
-        messages().print(f"[yellow]labels the model does not know, counted as wrong: "
-                         f"{escape(', '.join(found.foreign[:20]))}[/]", soft_wrap=True)  # fmt: skip
+        messages().print(
+            f"[yellow]labels the model does not know, counted as wrong: {escape(', '.join(found.foreign[:20]))}[/]",
+            soft_wrap=True,
+        )
     if json:
         return print_json({"model": vars(personal.card), "out": out, **found.to_dict()})
     shown = screen()
@@ -290,11 +331,15 @@ def predict(
         shown.print(f"accuracy {percent(found.accuracy)} % of {len(found.probabilities)} samples")
 
 
-@command("export", """
+@command(
+    "export",
+    """
     fedkin export last --client all --to models
     fedkin export last --client client-3 --to models --format safetensors,onnx
     fedkin export personal.safetensors --format onnx
-    """, DEPLOY)  # fmt: skip
+    """,
+    DEPLOY,
+)
 def export(
     what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="A run, or a personal model's file.")],
     client: Annotated[str, typer.Option("--client", metavar="NAME,...|all", help="Whose models, of a run.")] = "all",
@@ -306,7 +351,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Personal models as files: of a run, or a model file in another format."""
-    from fedkin.deploy.export import convert, export_run, formats
+    from fedkin.use.export import convert, export_run, formats
 
     wanted = formats(format)
     if what.endswith(".safetensors"):

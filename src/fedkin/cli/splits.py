@@ -11,7 +11,7 @@ from rich.text import Text
 from fedkin.cli.console import messages, print_json, screen, table
 from fedkin.config import Config
 from fedkin.data import Dataset, Split
-from fedkin.rounds import load_data
+from fedkin.rounds.job import load_data
 
 MOST_ROWS = 60
 MOST_NUMBERS = 20  # with more classes a cell is one shaded character
@@ -42,13 +42,26 @@ def show_split(config: Config, as_json: bool) -> None:
 def facts(config: Config, dataset: Dataset, split: Split) -> dict[str, Any]:
     counts = split.class_table(dataset, "all").tolist()
     clients = [
-        {"client": i, "name": split.names[i], "train": len(split.train[i]), "validation": len(split.validation[i]),
-         "test": len(split.test[i]), "classes": counts[i]}
+        {
+            "client": i,
+            "name": split.names[i],
+            "train": len(split.train[i]),
+            "validation": len(split.validation[i]),
+            "test": len(split.test[i]),
+            "classes": counts[i],
+        }
         for i in range(split.clients)
-    ]  # fmt: skip
+    ]
     names = list(dataset.class_names) or [str(c) for c in range(dataset.classes)]
-    return {"data": config.data, "partition": config.partition, "seed": config.seed, "hash": split.hash,
-            "samples": len(dataset), "class_names": names, "clients": clients}  # fmt: skip
+    return {
+        "data": config.data,
+        "partition": config.partition,
+        "seed": config.seed,
+        "hash": split.hash,
+        "samples": len(dataset),
+        "class_names": names,
+        "clients": clients,
+    }
 
 
 def _table(config: Config, dataset: Dataset, split: Split) -> Table:

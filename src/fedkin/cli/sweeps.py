@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedkin.cli.app import TRAIN, Json, Sets, command, everything
+from fedkin.cli.application import TRAIN, Json, Sets, command, everything
 from fedkin.cli.console import complain, messages, print_json, screen
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.cli.flags import grid_configs
@@ -18,12 +18,17 @@ from fedkin.errors import UsageError, unknown
 METRIC_NAMES = "macro, micro, worst-decile, best-macro, best-micro, best-worst-decile"
 
 
-@command("compare", """
+@command(
+    "compare",
+    """
     fedkin compare fedavg ditto fedper --data cifar10 --clients 20 --partition pathological:2 --seeds 3
     fedkin compare fedprox ditto --set fedprox.mu=0.1 --grid ditto.lam=0.1,1 --baseline fedprox
     fedkin compare fedavg fedper --attack none,sf,lie:z=0.5 --rule mean,median --malicious 0.3
     fedkin compare sweep.toml --markdown table.md --latex table.tex --csv table.csv
-    """, TRAIN, settings=everything)  # fmt: skip
+    """,
+    TRAIN,
+    settings=everything,
+)
 def compare(
     methods: Annotated[
         list[str], typer.Argument(metavar="METHOD...", help="Methods; TOML files for settings and grids.")
@@ -35,8 +40,9 @@ def compare(
     ] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option("--grid", metavar="NAME=A,B,...",
-                     help="Several values of a setting or of a method's option; repeatable."),
+        typer.Option(
+            "--grid", metavar="NAME=A,B,...", help="Several values of a setting or of a method's option; repeatable."
+        ),
     ] = None,
     set_: Sets = None,
     baseline: Annotated[
@@ -87,8 +93,8 @@ def compare(
     sinks = sinks_of(sink)
 
     from fedkin.cli.grid import run_grid
-    from fedkin.track.statistics import METRICS
-    from fedkin.track.sweep import together_by_default
+    from fedkin.sweep.runner import together_by_default
+    from fedkin.sweep.statistics import METRICS
 
     written = [path for path in (markdown, latex, csv) if path is not None]
     if len(set(written)) < len(written):
@@ -98,12 +104,15 @@ def compare(
     if baseline is not None and baseline.split()[0] not in {c.method for c in configs}:
         raise unknown("baseline", baseline, {c.method for c in configs})
     count = together_by_default(configs[0]) if together is None else together
-    found = run_grid(configs, title_of(configs), fresh=fresh, together=count, sinks=sinks, baseline=baseline,
-                     metric=metric)  # fmt: skip
+    found = run_grid(
+        configs, title_of(configs), fresh=fresh, together=count, sinks=sinks, baseline=baseline, metric=metric
+    )
     skipped = sum(c.state == "skipped" for c in found.cells)
     if skipped:
-        messages().print(f"{skipped} of {len(found.cells)} runs were finished before and are only read "
-                         "(--fresh runs them again)", soft_wrap=True)  # fmt: skip
+        messages().print(
+            f"{skipped} of {len(found.cells)} runs were finished before and are only read (--fresh runs them again)",
+            soft_wrap=True,
+        )
     if found.results:
         _write(found, markdown, latex, csv)
     show(found, json)
@@ -125,8 +134,13 @@ def title_of(configs: Sequence[Any]) -> str:
         return " | ".join(dict.fromkeys(str(getattr(c, key)) for c in configs))
 
     first = configs[0]
-    parts = [each("data"), f"{each('clients').replace('None', 'all')} clients", each("partition"),
-             f"{each('rounds')} rounds", f"judged {_points(configs)}"]  # fmt: skip
+    parts = [
+        each("data"),
+        f"{each('clients').replace('None', 'all')} clients",
+        each("partition"),
+        f"{each('rounds')} rounds",
+        f"judged {_points(configs)}",
+    ]
     if each("attack") != "none":
         hostile = [c for c in configs if c.attack != "none"]
         shares = dict.fromkeys(f"{100 * c.malicious:g} %" for c in hostile)
@@ -137,7 +151,7 @@ def title_of(configs: Sequence[Any]) -> str:
 
 
 def _write(found: Any, markdown: str | None, latex: str | None, csv: str | None) -> None:
-    from fedkin.track import tables
+    from fedkin.report import tables
 
     groups = found.groups()
     sheets = [tables.sheet(groups, found.metric, found.baseline)]

@@ -7,16 +7,20 @@ from typing import Annotated
 
 import typer
 
-from fedkin.cli.app import RUNS, RunsDir, command
+from fedkin.cli.application import RUNS, RunsDir, command
 from fedkin.cli.console import messages
 from fedkin.errors import UsageError
 
 
-@command("web", """
+@command(
+    "web",
+    """
     fedkin web
     fedkin web --runs-dir results --port 9000
     fedkin web --host 0.0.0.0 --token "$(python -c 'import secrets; print(secrets.token_urlsafe())')"
-    """, RUNS)  # fmt: skip
+    """,
+    RUNS,
+)
 def web(
     runs_dir: RunsDir = None,
     port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0: any that is free.")] = 8765,
@@ -34,7 +38,7 @@ def web(
     missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
     if missing:
         raise UsageError(f"the page needs {' and '.join(missing)}: pip install 'fedkin[web]'")
-    from fedkin.web.server import bound, serve
+    from fedkin.web.serve import bound, serve
 
     socket = bound(host, port, token)
     with socket:

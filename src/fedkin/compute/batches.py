@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.compute import keys
+from fedkin.compute import random as keys
 
 Indices = NDArray[np.int64]
 
@@ -148,9 +148,14 @@ class Plan:
 
 
 def plan(
-    parts: Sequence[Indices], clients: Indices, epochs: int, batch: int, stream: tuple[int | str, ...], whole: bool,
+    parts: Sequence[Indices],
+    clients: Indices,
+    epochs: int,
+    batch: int,
+    stream: tuple[int | str, ...],
+    whole: bool,
     fixed: bool = False,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Shuffled epochs. A short last batch is kept; `whole` drops it when it has one sample and is not the only one
     (BatchNorm cannot learn from a single sample). `fixed`: every epoch in the samples' own order, and a short batch is
     dropped unless there is no other."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkin.compute.ways import WAYS, Work, candidates, choose, cores, run_way
+from fedkin.compute.backends import WAYS, Work, candidates, choose, cores, run_way
 from fedkin.errors import UsageError, unknown
 
 
@@ -75,10 +75,19 @@ def _signature(work: Work) -> str:
     rows = 1 << (len(work.rows) - 1).bit_length()
     terms = "+".join(t.name for t in work.terms)
     parts = [
-        platform.node(), platform.machine(), f"torch{torch.__version__}", f"{cores()}c", work.rows.device.type,
-        f"{rows}rows", f"b{work.plan.table.shape[2]}", type(work.opt).__name__, terms, work.precision,
-        str(len(work.learn)), shape,
-    ]  # fmt: skip
+        platform.node(),
+        platform.machine(),
+        f"torch{torch.__version__}",
+        f"{cores()}c",
+        work.rows.device.type,
+        f"{rows}rows",
+        f"b{work.plan.table.shape[2]}",
+        type(work.opt).__name__,
+        terms,
+        work.precision,
+        str(len(work.learn)),
+        shape,
+    ]
     return "|".join(parts)
 
 

@@ -29,11 +29,28 @@ except ImportError:  # PyTorch for a CPU
 if triton is not None:
 
     @triton.jit
-    def _forward(x, w, out, M, N,
-                 H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-                 KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-                 PH: tl.constexpr, PW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                 HOW: tl.constexpr):  # fmt: skip
+    def _forward(
+        x,
+        w,
+        out,
+        M,
+        N,
+        H: tl.constexpr,
+        W: tl.constexpr,
+        C: tl.constexpr,
+        HO: tl.constexpr,
+        WO: tl.constexpr,
+        KH: tl.constexpr,
+        KW: tl.constexpr,
+        SH: tl.constexpr,
+        SW: tl.constexpr,
+        PH: tl.constexpr,
+        PW: tl.constexpr,
+        BM: tl.constexpr,
+        BN: tl.constexpr,
+        BK: tl.constexpr,
+        HOW: tl.constexpr,
+    ):
         """out[row, m, o] = sum over k of patch[row, m, k] * w[row, o, k]; m: a position of an image of the row."""
         K: tl.constexpr = KH * KW * C
         row = tl.program_id(2).to(tl.int64)
@@ -60,11 +77,30 @@ if triton is not None:
         tl.store(out + place, total.to(out.dtype.element_ty), mask=there[:, None] & (o < N)[None, :])
 
     @triton.jit
-    def _kernel_gradient(x, g, out, M, N, PIECE, PIECES,
-                         H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-                         KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-                         PH: tl.constexpr, PW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                         HOW: tl.constexpr):  # fmt: skip
+    def _kernel_gradient(
+        x,
+        g,
+        out,
+        M,
+        N,
+        PIECE,
+        PIECES,
+        H: tl.constexpr,
+        W: tl.constexpr,
+        C: tl.constexpr,
+        HO: tl.constexpr,
+        WO: tl.constexpr,
+        KH: tl.constexpr,
+        KW: tl.constexpr,
+        SH: tl.constexpr,
+        SW: tl.constexpr,
+        PH: tl.constexpr,
+        PW: tl.constexpr,
+        BM: tl.constexpr,
+        BN: tl.constexpr,
+        BK: tl.constexpr,
+        HOW: tl.constexpr,
+    ):
         """out[row, piece, o, k] = sum over the positions m of a piece of g[row, m, o] * patch[row, m, k]."""
         K: tl.constexpr = KH * KW * C
         row, piece = tl.program_id(2).to(tl.int64) // PIECES, tl.program_id(2) % PIECES
@@ -92,11 +128,28 @@ if triton is not None:
         tl.store(out + place, total.to(out.dtype.element_ty), mask=(k < K)[:, None] & (o < N)[None, :])
 
     @triton.jit
-    def _image_gradient(g, w, out, M, N,
-                        H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-                        KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-                        PH: tl.constexpr, PW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                        HOW: tl.constexpr):  # fmt: skip
+    def _image_gradient(
+        g,
+        w,
+        out,
+        M,
+        N,
+        H: tl.constexpr,
+        W: tl.constexpr,
+        C: tl.constexpr,
+        HO: tl.constexpr,
+        WO: tl.constexpr,
+        KH: tl.constexpr,
+        KW: tl.constexpr,
+        SH: tl.constexpr,
+        SW: tl.constexpr,
+        PH: tl.constexpr,
+        PW: tl.constexpr,
+        BM: tl.constexpr,
+        BN: tl.constexpr,
+        BK: tl.constexpr,
+        HOW: tl.constexpr,
+    ):
         """out[row, p, c] = sum over taps and o of g[row, where the tap saw p, o] * w[row, tap, c, o]; stride 1."""
         row = tl.program_id(2).to(tl.int64)
         p = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -175,8 +228,20 @@ class _Convolution(torch.autograd.Function):
         positions = out.numel() // outputs // rows
         wide = _power(outputs, 16, FORWARD.wide)
         grid = (triton.cdiv(positions, FORWARD.lines), triton.cdiv(outputs, wide), rows)
-        _forward[grid](x, taps, out, positions, outputs, **size, BM=FORWARD.lines, BN=wide, BK=FORWARD.deep,
-                       HOW=_precision(), num_warps=FORWARD.warps, num_stages=FORWARD.stages)  # fmt: skip
+        _forward[grid](
+            x,
+            taps,
+            out,
+            positions,
+            outputs,
+            **size,
+            BM=FORWARD.lines,
+            BN=wide,
+            BK=FORWARD.deep,
+            HOW=_precision(),
+            num_warps=FORWARD.warps,
+            num_stages=FORWARD.stages,
+        )
         return out.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -219,9 +284,21 @@ def _of_kernels(x: Tensor, g: Tensor, shape: torch.Size, kernel: Shape, stride: 
     out = g.new_empty(rows, pieces, outputs, *kernel, size["C"])
     grid = (triton.cdiv(columns, tall), triton.cdiv(outputs, wide), rows * pieces)
     _kernel_gradient[grid](
-        x, g, out, positions, outputs, piece, pieces, **size, BM=KERNELS.deep, BN=wide, BK=tall,
-        HOW=_precision(), num_warps=KERNELS.warps, num_stages=KERNELS.stages,
-    )  # fmt: skip
+        x,
+        g,
+        out,
+        positions,
+        outputs,
+        piece,
+        pieces,
+        **size,
+        BM=KERNELS.deep,
+        BN=wide,
+        BK=tall,
+        HOW=_precision(),
+        num_warps=KERNELS.warps,
+        num_stages=KERNELS.stages,
+    )
     return (out[:, 0] if pieces == 1 else out.sum(1))[..., :channels].permute(0, 1, 4, 2, 3)
 
 
@@ -236,8 +313,20 @@ def _of_images(g: Tensor, w: Tensor, shape: torch.Size, kernel: Shape, stride: S
     wide, deep = _power(size["C"], 16, IMAGES.wide), _power(outputs, 16, IMAGES.deep)
     grid = (triton.cdiv(pixels, IMAGES.lines), triton.cdiv(size["C"], wide), rows)
     turned = w.permute(0, 3, 4, 2, 1).contiguous()  # tensor cores want what is summed over side by side
-    _image_gradient[grid](g, turned, out, pixels, outputs, **size, BM=IMAGES.lines, BN=wide, BK=deep,
-                          HOW=_precision(), num_warps=IMAGES.warps, num_stages=IMAGES.stages)  # fmt: skip
+    _image_gradient[grid](
+        g,
+        turned,
+        out,
+        pixels,
+        outputs,
+        **size,
+        BM=IMAGES.lines,
+        BN=wide,
+        BK=deep,
+        HOW=_precision(),
+        num_warps=IMAGES.warps,
+        num_stages=IMAGES.stages,
+    )
     return out
 
 

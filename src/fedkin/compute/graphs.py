@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.compute import keys
-from fedkin.compute.ways import Batch, Loss, Stack, Work, dropout_keys, loss_of, mean_losses, on_device, step_rows
+from fedkin.compute import random as keys
+from fedkin.compute.backends import Batch, Loss, Stack, Work, dropout_keys, loss_of, mean_losses, on_device, step_rows
 
 SEGMENT = 256  # steps whose samples lie on the device at once
 SIZES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12, 0.08, 0.05)
@@ -121,12 +121,20 @@ def forget() -> None:
 
 def _key(work: Work, compiled: bool) -> tuple[Any, ...]:
     terms = tuple((t.name, tuple((k, v.shape[1:]) for k, v in t.given.items())) for t in work.terms)
-    parts = (work.mask is None, work.anchor is None, work.moments is None, work.noise is None,
-             work.plan.moves is None)  # fmt: skip
+    parts = (work.mask is None, work.anchor is None, work.moments is None, work.noise is None, work.plan.moves is None)
     return (
-        id(work.forward), id(work.source), work.plan.table.shape[2], work.opt, work.learn, terms, parts,
-        work.precision, compiled, work.rows.device, work.measure,
-    )  # fmt: skip
+        id(work.forward),
+        id(work.source),
+        work.plan.table.shape[2],
+        work.opt,
+        work.learn,
+        terms,
+        parts,
+        work.precision,
+        compiled,
+        work.rows.device,
+        work.measure,
+    )
 
 
 def train(work: Work, compiled: bool) -> Tensor:

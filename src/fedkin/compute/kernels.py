@@ -53,10 +53,29 @@ def works(device: str) -> bool:
 if triton is not None:
 
     @triton.jit
-    def _im2col(x, out, total, sn, sc, sy, sx,
-                H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-                KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-                PH: tl.constexpr, PW: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    def _im2col(
+        x,
+        out,
+        total,
+        sn,
+        sc,
+        sy,
+        sx,
+        H: tl.constexpr,
+        W: tl.constexpr,
+        C: tl.constexpr,
+        HO: tl.constexpr,
+        WO: tl.constexpr,
+        KH: tl.constexpr,
+        KW: tl.constexpr,
+        SH: tl.constexpr,
+        SW: tl.constexpr,
+        PH: tl.constexpr,
+        PW: tl.constexpr,
+        K: tl.constexpr,
+        BM: tl.constexpr,
+        BK: tl.constexpr,
+    ):
         """One output position per line of a tile, one (tap, channel) per column."""
         m = tl.program_id(0) * BM + tl.arange(0, BM)
         k = tl.program_id(1) * BK + tl.arange(0, BK)
@@ -71,10 +90,26 @@ if triton is not None:
         tl.store(out + m.to(tl.int64)[:, None] * K + k[None, :], value, mask=there)
 
     @triton.jit
-    def _col2im(g, out, total, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-                KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-                PH: tl.constexpr, PW: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
-                EVEN: tl.constexpr):  # fmt: skip
+    def _col2im(
+        g,
+        out,
+        total,
+        H: tl.constexpr,
+        W: tl.constexpr,
+        C: tl.constexpr,
+        HO: tl.constexpr,
+        WO: tl.constexpr,
+        KH: tl.constexpr,
+        KW: tl.constexpr,
+        SH: tl.constexpr,
+        SW: tl.constexpr,
+        PH: tl.constexpr,
+        PW: tl.constexpr,
+        K: tl.constexpr,
+        BM: tl.constexpr,
+        BC: tl.constexpr,
+        EVEN: tl.constexpr,
+    ):
         """One pixel per line, one channel per column: gather what every tap that covered the pixel says of it."""
         m = tl.program_id(0) * BM + tl.arange(0, BM)
         c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -93,11 +128,30 @@ if triton is not None:
         tl.store(out + m.to(tl.int64)[:, None] * C + c[None, :], total_here, mask=there)
 
     @triton.jit
-    def _pool(x, out, taps, total, sn, sc, sy, sx,
-              H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-              KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-              PH: tl.constexpr, PW: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
-              EVEN: tl.constexpr):  # fmt: skip
+    def _pool(
+        x,
+        out,
+        taps,
+        total,
+        sn,
+        sc,
+        sy,
+        sx,
+        H: tl.constexpr,
+        W: tl.constexpr,
+        C: tl.constexpr,
+        HO: tl.constexpr,
+        WO: tl.constexpr,
+        KH: tl.constexpr,
+        KW: tl.constexpr,
+        SH: tl.constexpr,
+        SW: tl.constexpr,
+        PH: tl.constexpr,
+        PW: tl.constexpr,
+        BM: tl.constexpr,
+        BC: tl.constexpr,
+        EVEN: tl.constexpr,
+    ):
         """The largest of each window, the first of equals, and which tap it was; NaN is larger than everything."""
         m = tl.program_id(0) * BM + tl.arange(0, BM)
         c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -120,11 +174,30 @@ if triton is not None:
         tl.store(taps + place, which, mask=there)
 
     @triton.jit
-    def _pool_back(g, taps, out, total, sn, sc, sy, sx,
-                   H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-                   KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-                   PH: tl.constexpr, PW: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
-                   EVEN: tl.constexpr):  # fmt: skip
+    def _pool_back(
+        g,
+        taps,
+        out,
+        total,
+        sn,
+        sc,
+        sy,
+        sx,
+        H: tl.constexpr,
+        W: tl.constexpr,
+        C: tl.constexpr,
+        HO: tl.constexpr,
+        WO: tl.constexpr,
+        KH: tl.constexpr,
+        KW: tl.constexpr,
+        SH: tl.constexpr,
+        SW: tl.constexpr,
+        PH: tl.constexpr,
+        PW: tl.constexpr,
+        BM: tl.constexpr,
+        BC: tl.constexpr,
+        EVEN: tl.constexpr,
+    ):
         """One pixel per line: the gradients of those windows whose largest it was."""
         m = tl.program_id(0) * BM + tl.arange(0, BM)
         c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -146,8 +219,27 @@ if triton is not None:
         tl.store(out + m.to(tl.int64)[:, None] * C + c[None, :], total_here, mask=there)
 
     @triton.jit
-    def _norm(x, y, valid, scale, shift, mean, var, means, factors, counts, momentum, eps, mean_row, var_row,
-              P, C: tl.constexpr, HW: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+    def _norm(
+        x,
+        y,
+        valid,
+        scale,
+        shift,
+        mean,
+        var,
+        means,
+        factors,
+        counts,
+        momentum,
+        eps,
+        mean_row,
+        var_row,
+        P,
+        C: tl.constexpr,
+        HW: tl.constexpr,
+        BP: tl.constexpr,
+        BC: tl.constexpr,
+    ):
         """BatchNorm of some channels of one row over its P = batch * height * width positions: three passes."""
         row = tl.program_id(0)
         c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -196,8 +288,23 @@ if triton is not None:
             tl.store(y + start + p[:, None] * C + c[None, :], value, mask=ok)
 
     @triton.jit
-    def _norm_back(x, g, out, valid, scale, means, factors, counts, g_scale, g_shift,
-                   P, C: tl.constexpr, HW: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+    def _norm_back(
+        x,
+        g,
+        out,
+        valid,
+        scale,
+        means,
+        factors,
+        counts,
+        g_scale,
+        g_shift,
+        P,
+        C: tl.constexpr,
+        HW: tl.constexpr,
+        BP: tl.constexpr,
+        BC: tl.constexpr,
+    ):
         """Two passes: the sums that all positions share, then each position's gradient."""
         row = tl.program_id(0)
         c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -229,9 +336,31 @@ if triton is not None:
             tl.store(out + start + p[:, None] * C + c[None, :], (grad - common) * wide[None, :], mask=ok)
 
     @triton.jit
-    def _step(p, g, first, second, mask, anchor, mu, bias1, bias2, on, width, lr, decay, beta1, beta2, eps,
-              MOMENTUM: tl.constexpr, ADAM: tl.constexpr, DECAY: tl.constexpr, MASK: tl.constexpr,
-              PULL: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    def _step(
+        p,
+        g,
+        first,
+        second,
+        mask,
+        anchor,
+        mu,
+        bias1,
+        bias2,
+        on,
+        width,
+        lr,
+        decay,
+        beta1,
+        beta2,
+        eps,
+        MOMENTUM: tl.constexpr,
+        ADAM: tl.constexpr,
+        DECAY: tl.constexpr,
+        MASK: tl.constexpr,
+        PULL: tl.constexpr,
+        GATE: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
         """`optim.update` for a piece of one tensor of one row; a row that rests keeps its memory too."""
         row = tl.program_id(0)
         piece = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -276,8 +405,19 @@ def _flat(channels: int) -> int:
 def _geometry(shape: torch.Size, kernel: Shape, stride: Shape, padding: Shape) -> dict[str, int]:
     _, channels, height, width = shape
     out = [(size + 2 * p - k) // s + 1 for size, k, s, p in zip((height, width), kernel, stride, padding, strict=True)]
-    return {"H": height, "W": width, "C": channels, "HO": out[0], "WO": out[1], "KH": kernel[0], "KW": kernel[1],
-            "SH": stride[0], "SW": stride[1], "PH": padding[0], "PW": padding[1]}  # fmt: skip
+    return {
+        "H": height,
+        "W": width,
+        "C": channels,
+        "HO": out[0],
+        "WO": out[1],
+        "KH": kernel[0],
+        "KW": kernel[1],
+        "SH": stride[0],
+        "SW": stride[1],
+        "PH": padding[0],
+        "PW": padding[1],
+    }
 
 
 def _images(shape: torch.Size, like: Tensor) -> Tensor:
@@ -363,9 +503,16 @@ def _as_before(flat: Tensor, shape: torch.Size) -> Tensor:
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, var: Tensor, valid: Tensor, momentum: float,
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor,
+        shift: Tensor,
+        mean: Tensor,
+        var: Tensor,
+        valid: Tensor,
+        momentum: float,
         eps: float,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         flat = _channels_last(x)
         rows, channels = scale.shape
         kept = [torch.empty_like(scale, memory_format=torch.contiguous_format) for _ in range(3)]
@@ -373,8 +520,22 @@ class _BatchNorm(torch.autograd.Function):
         ctx.size = {"P": positions, "C": channels, "HW": each, "BP": 256, "BC": min(16, _flat(channels))}
         grid = (rows, triton.cdiv(channels, ctx.size["BC"]))
         out, scale, valid = torch.empty_like(flat), scale.contiguous(), valid.contiguous()
-        _norm[grid](flat, out, valid, scale, shift.contiguous(), mean, var, *kept, momentum, eps,
-                    mean.stride(0), var.stride(0), **ctx.size, num_warps=8)  # fmt: skip
+        _norm[grid](
+            flat,
+            out,
+            valid,
+            scale,
+            shift.contiguous(),
+            mean,
+            var,
+            *kept,
+            momentum,
+            eps,
+            mean.stride(0),
+            var.stride(0),
+            **ctx.size,
+            num_warps=8,
+        )
         ctx.save_for_backward(flat, valid, scale, *kept)
         ctx.mark_non_differentiable(valid)
         return _as_before(out, x.shape)
@@ -404,10 +565,16 @@ def in_memory_order(t: Tensor) -> Tensor:
 
 
 def step(
-    opt: Optimiser, params: Sequence[Tensor], grads: Sequence[Tensor], memory: Sequence[Sequence[Tensor]],
-    taken: Tensor, mu: Tensor | None = None, anchors: Sequence[Tensor] | None = None,
-    masks: Sequence[Tensor] | None = None, on: Tensor | None = None,
-) -> None:  # fmt: skip
+    opt: Optimiser,
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    memory: Sequence[Sequence[Tensor]],
+    taken: Tensor,
+    mu: Tensor | None = None,
+    anchors: Sequence[Tensor] | None = None,
+    masks: Sequence[Tensor] | None = None,
+    on: Tensor | None = None,
+) -> None:
     """`optim.update` for tensors of R rows, in place, one pass over each: `taken`, `mu` and `on` are [R]."""
     if isinstance(opt, Adam):
         adam, beta1, beta2, eps = True, float(opt.beta1), float(opt.beta2), float(opt.eps)
@@ -425,8 +592,27 @@ def step(
         first, second = of(memory[0] if memory else None), of(memory[1] if len(memory) > 1 else None)
         grid = (len(p), triton.cdiv(p.shape[1], 1024))
         _step[grid](
-            p, g.contiguous(), first, second, of(masks), of(anchors), p if mu is None else mu, bias1, bias2,
-            p if on is None else on, p.shape[1], float(opt.lr), float(opt.weight_decay), beta1, beta2,
-            eps, MOMENTUM=not adam and beta1 > 0, ADAM=adam, DECAY=opt.weight_decay > 0,
-            MASK=masks is not None, PULL=anchors is not None and mu is not None, GATE=on is not None, BLOCK=1024,
-        )  # fmt: skip
+            p,
+            g.contiguous(),
+            first,
+            second,
+            of(masks),
+            of(anchors),
+            p if mu is None else mu,
+            bias1,
+            bias2,
+            p if on is None else on,
+            p.shape[1],
+            float(opt.lr),
+            float(opt.weight_decay),
+            beta1,
+            beta2,
+            eps,
+            MOMENTUM=not adam and beta1 > 0,
+            ADAM=adam,
+            DECAY=opt.weight_decay > 0,
+            MASK=masks is not None,
+            PULL=anchors is not None and mu is not None,
+            GATE=on is not None,
+            BLOCK=1024,
+        )

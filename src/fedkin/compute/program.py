@@ -22,10 +22,10 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
 from fedkin.compute import convolutions, kernels
+from fedkin.compute.layout import Layout, check_output, inside
 from fedkin.compute.patches import patches
 from fedkin.compute.rowmm import row_matmul
 from fedkin.errors import UsageError
-from fedkin.layout import Layout, check_output, inside
 
 
 @dataclass
@@ -141,14 +141,28 @@ def _conv2d(m: nn.Module, name: str, t: Mapping[str, Tensor], x: Tensor, rows: i
     if isinstance(m.padding, str) or m.padding_mode != "zeros":
         raise _Unsupported
     if rows == 1:
-        return F.conv2d(x.to(c.dtype), w[0].to(c.dtype), None if b is None else b[0].to(c.dtype), m.stride,
-                        m.padding, m.dilation, m.groups)  # fmt: skip
+        return F.conv2d(
+            x.to(c.dtype),
+            w[0].to(c.dtype),
+            None if b is None else b[0].to(c.dtype),
+            m.stride,
+            m.padding,
+            m.dilation,
+            m.groups,
+        )
     out, batch = m.out_channels, x.shape[0] // rows
     if m.groups != 1 or any(d != 1 for d in m.dilation):
         wide = x.reshape(rows, batch, *x.shape[1:]).transpose(0, 1).reshape(batch, -1, *x.shape[2:])
         flat_bias = None if b is None else b.reshape(-1).to(c.dtype)
-        y = F.conv2d(wide.to(c.dtype), w.reshape(-1, *w.shape[2:]).to(c.dtype), flat_bias, m.stride, m.padding,
-                     m.dilation, m.groups * rows)  # fmt: skip
+        y = F.conv2d(
+            wide.to(c.dtype),
+            w.reshape(-1, *w.shape[2:]).to(c.dtype),
+            flat_bias,
+            m.stride,
+            m.padding,
+            m.dilation,
+            m.groups * rows,
+        )
         return y.view(batch, rows, out, *y.shape[2:]).transpose(0, 1).reshape(rows * batch, out, *y.shape[2:])
     x, w = x.to(c.dtype), w.to(c.dtype)
     if not c.compiled and convolutions.fits(x, w, batch * math.prod(_sizes(m, x))):
@@ -409,8 +423,9 @@ class Program:
             elif type(op.layer) in RULES:
                 here = replace(context, salt=op.salt) if type(op.layer) is nn.Dropout else context
                 rule, alone = RULES[type(op.layer)], op.target in self._alone
-                seen[op.name] = rule(op.layer, op.target, fixed if alone else tensors, inputs[0], 1 if alone else rows,
-                                     here)  # fmt: skip
+                seen[op.name] = rule(
+                    op.layer, op.target, fixed if alone else tensors, inputs[0], 1 if alone else rows, here
+                )
             else:
                 seen[op.name] = op.layer(inputs[0])
         features, logits = seen[self.features].float(), seen[self.logits].float()
@@ -426,8 +441,10 @@ class Program:
 def fixed_parameters(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
     """The values of the frozen parameters, on the CPU, convolution kernels with channels last."""
     found = {n: p.detach().cpu() for n, p in model.named_parameters() if n in layout.frozen}
-    return {n: t.clone(memory_format=torch.channels_last if t.dim() == 4 else torch.contiguous_format)
-            for n, t in found.items()}  # fmt: skip
+    return {
+        n: t.clone(memory_format=torch.channels_last if t.dim() == 4 else torch.contiguous_format)
+        for n, t in found.items()
+    }
 
 
 def frozen_digest(model: nn.Module, layout: Layout) -> str:
@@ -487,10 +504,14 @@ def _pool_before_bias(ops: list[Op], keep: set[str]) -> list[Op]:
     for op in ops:
         before = changed[-1] if changed else None
         if (
-            before is not None and isinstance(before.layer, nn.Conv2d) and before.layer.bias is not None
-            and isinstance(op.layer, nn.MaxPool2d) and before.users == 1 and before.name not in keep
+            before is not None
+            and isinstance(before.layer, nn.Conv2d)
+            and before.layer.bias is not None
+            and isinstance(op.layer, nn.MaxPool2d)
+            and before.users == 1
+            and before.name not in keep
             and getattr(op.inputs[0], "name", "") == before.name
-        ):  # fmt: skip
+        ):
             plain = copy.deepcopy(before.layer)
             plain.bias = None
             changed[-1] = replace(before, layer=plain)

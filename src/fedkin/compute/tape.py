@@ -64,8 +64,9 @@ class Tape:
             layer = op.layer
             extra: Any = None
             if isinstance(layer, nn.Conv2d):
-                y = torch.conv2d(x, params[f"{op.target}.weight"], params.get(f"{op.target}.bias"),
-                                 layer.stride, layer.padding)  # fmt: skip
+                y = torch.conv2d(
+                    x, params[f"{op.target}.weight"], params.get(f"{op.target}.bias"), layer.stride, layer.padding
+                )
             elif isinstance(layer, nn.Linear):
                 bias = params.get(f"{op.target}.bias")
                 y = torch.nn.functional.linear(x, params[f"{op.target}.weight"], bias)

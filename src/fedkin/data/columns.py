@@ -26,8 +26,10 @@ class Table:
     def __post_init__(self) -> None:
         for place, name in enumerate(self.header, start=1):
             if not name.strip():
-                raise DataError(f"{self.where}: column {place} of {len(self.header)} has no name; name it, or leave it "
-                                "out (an index is no feature)")
+                raise DataError(
+                    f"{self.where}: column {place} of {len(self.header)} has no name; name it, or leave it "
+                    "out (an index is no feature)"
+                )
             if name in self.header[: place - 1]:
                 raise DataError(f"{self.where}: two columns are called {name!r}; give each a name of its own")
 
@@ -71,14 +73,19 @@ class Table:
             each = zip(self.rows, values.tolist(), strict=True)
             row, value = next(((r, v) for r, v in each if not _is_number(v)), (self.rows[0], "a nested value"))
             if value is None or not str(value).strip():
-                raise DataError(f"{self.where}: column {name!r} has no value in row {row}; impute or drop such "
-                                "samples") from None
-            raise DataError(f"{self.where}: column {name!r} is not numeric (row {row}: {str(value)[:40]!r}); encode it "
-                            "as numbers first") from None
+                raise DataError(
+                    f"{self.where}: column {name!r} has no value in row {row}; impute or drop such samples"
+                ) from None
+            raise DataError(
+                f"{self.where}: column {name!r} is not numeric (row {row}: {str(value)[:40]!r}); encode it "
+                "as numbers first"
+            ) from None
         if not np.isfinite(found).all():
             row = self.rows[int(np.argmin(np.isfinite(found)))]
-            raise DataError(f"{self.where}: column {name!r} holds a value that is missing or not finite in row {row}; "
-                            "impute or drop such samples")
+            raise DataError(
+                f"{self.where}: column {name!r} holds a value that is missing or not finite in row {row}; "
+                "impute or drop such samples"
+            )
         return found
 
 

@@ -51,23 +51,29 @@ class Dataset:
         if kind not in kinds:
             raise DataError(f"{self.name}: x is {kind}; it must be uint8 (images), float32 or int64 (token ids)")
         if self.x.ndim < 2 or kinds[kind] not in (0, self.x.ndim):
-            raise DataError(f"{self.name}: x of shape {self.x.shape} does not fit {kind}: images are [n, C, H, W], "
-                            "tokens [n, length], features and series at least [n, d]")
+            raise DataError(
+                f"{self.name}: x of shape {self.x.shape} does not fit {kind}: images are [n, C, H, W], "
+                "tokens [n, length], features and series at least [n, d]"
+            )
         if not len(self.x):
             raise DataError(f"{self.name}: no samples")
         if kind == "float32" and not np.isfinite(self.x).all():
             row = int(np.argwhere(~np.isfinite(self.x))[0][0])
             raise DataError(f"{self.name}: sample {row} holds a value that is not finite; impute or drop such samples")
         if kind == "int64" and not (self.x.min() >= 0 and self.x.max() < self.vocabulary):
-            raise DataError(f"{self.name}: token ids run from {self.x.min()} to {self.x.max()}, "
-                            f"but the vocabulary has {self.vocabulary}")
+            raise DataError(
+                f"{self.name}: token ids run from {self.x.min()} to {self.x.max()}, "
+                f"but the vocabulary has {self.vocabulary}"
+            )
         if not self.std > 0:
             raise DataError(f"{self.name}: std is {self.std}; it must be positive")
 
     def _check_labels(self) -> None:
         if self.y.dtype != np.int64 or self.y.shape != (len(self.x),):
-            raise DataError(f"{self.name}: {len(self.x)} samples need as many int64 labels, "
-                            f"found {self.y.dtype} of shape {self.y.shape}")
+            raise DataError(
+                f"{self.name}: {len(self.x)} samples need as many int64 labels, "
+                f"found {self.y.dtype} of shape {self.y.shape}"
+            )
         wrong = self.y[(self.y < 0) | (self.y >= self.classes)]
         if len(wrong):
             raise DataError(f"{self.name}: label {wrong[0]} is outside 0..{self.classes - 1}")
@@ -161,8 +167,9 @@ def _from_words(labels: Array, front: str, place: Callable[[int], str]) -> Array
     absent = np.isin(text, MISSING)
     if absent.any():
         i = int(np.argmax(absent))
-        raise DataError(f"{front}no label in {place(i)} ({str(text[i])!r}); drop such samples, or call the class "
-                        "something else")
+        raise DataError(
+            f"{front}no label in {place(i)} ({str(text[i])!r}); drop such samples, or call the class something else"
+        )
     for kind in (np.int64, np.float64):
         try:
             return text.astype(kind)

@@ -67,8 +67,9 @@ def read_cifar_binary(path: Path, label_bytes: int) -> tuple[Array, Ints]:
     """A CIFAR binary batch: per record the label byte(s), the last of which counts, then 3 x 32 x 32 pixels."""
     raw, record = _bytes(existing(path)), label_bytes + 3072
     if not raw or len(raw) % record:
-        raise DataError(f"{path}: expected a multiple of {record} bytes (one record each), found {len(raw)}; "
-                        "fetch it again")
+        raise DataError(
+            f"{path}: expected a multiple of {record} bytes (one record each), found {len(raw)}; fetch it again"
+        )
     records = np.frombuffer(raw, np.uint8).reshape(-1, record)
     return records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, label_bytes - 1].astype(np.int64)
 

@@ -61,28 +61,53 @@ class Own:
         first = self.parts[0]
         for part in self.parts[1:]:
             if (part.x.shape[1:], part.x.dtype) != (first.x.shape[1:], first.x.dtype):
-                raise DataError(f"client {first.name!r} has {first.x.dtype} samples of shape {first.x.shape[1:]}, "
-                                f"client {part.name!r} {part.x.dtype} of shape {part.x.shape[1:]}; they must be alike")
+                raise DataError(
+                    f"client {first.name!r} has {first.x.dtype} samples of shape {first.x.shape[1:]}, "
+                    f"client {part.name!r} {part.x.dtype} of shape {part.x.shape[1:]}; they must be alike"
+                )
             if (part.y.dtype.kind == "U") != (first.y.dtype.kind == "U"):
-                raise DataError(f"client {first.name!r} and client {part.name!r} label with numbers and with words; "
-                                "use one kind")
+                raise DataError(
+                    f"client {first.name!r} and client {part.name!r} label with numbers and with words; use one kind"
+                )
 
-    def split(self, *, seed: int = 0, test_share: float = 0.25, validation_share: float = 0.0,
-              samples_per_client: int | None = None, quantity_skew: float | None = None) -> tuple[Dataset, Split]:
+    def split(
+        self,
+        *,
+        seed: int = 0,
+        test_share: float = 0.25,
+        validation_share: float = 0.0,
+        samples_per_client: int | None = None,
+        quantity_skew: float | None = None,
+    ) -> tuple[Dataset, Split]:
         """All rows as one data set, and who trains and tests on which."""
         check_shares(test_share, validation_share)
         check_sizes(samples_per_client, quantity_skew)
         parts, sizes = self.parts, [len(part.x) for part in self.parts]
         y, class_names = encode_labels(np.concatenate([part.y for part in parts]))
-        dataset = Dataset(self.name, np.concatenate([part.x for part in parts]), y, len(class_names), class_names,
-                          user=np.repeat(np.arange(len(parts)), sizes), vocabulary=self.vocabulary,
-                          columns=self.columns)
+        dataset = Dataset(
+            self.name,
+            np.concatenate([part.x for part in parts]),
+            y,
+            len(class_names),
+            class_names,
+            user=np.repeat(np.arange(len(parts)), sizes),
+            vocabulary=self.vocabulary,
+            columns=self.columns,
+        )
         factors = skewed(len(parts), quantity_skew, np.random.Generator(np.random.PCG64([seed, len(parts), 1])))
         split = []
         for place, (part, end) in enumerate(zip(parts, np.cumsum(sizes), strict=True)):
             begin = end - len(part.x)
-            own = split_client(y[begin:end], part.tests, place, seed, test_share, validation_share,
-                               samples_per_client, float(factors[place]))
+            own = split_client(
+                y[begin:end],
+                part.tests,
+                place,
+                seed,
+                test_share,
+                validation_share,
+                samples_per_client,
+                float(factors[place]),
+            )
             split.append([rows + begin for rows in own])
         train, validation, test = zip(*split, strict=True)
         unused = {}
@@ -127,8 +152,10 @@ def own_clients(clients: Any, *, names: Sequence[str] | None = None, name: str =
     if isinstance(clients, Mapping):
         names, clients = [str(key) for key in clients], list(clients.values())
     if not isinstance(clients, list | tuple):
-        raise UsageError(f"the clients' data come as a {type(clients).__name__}: give a list with one (x, y) for each, "
-                         "or a dictionary from names to them")
+        raise UsageError(
+            f"the clients' data come as a {type(clients).__name__}: give a list with one (x, y) for each, "
+            "or a dictionary from names to them"
+        )
     called = _client_names(names, len(clients))
     first: Table | None = None
     parts = []
@@ -236,8 +263,10 @@ def _arrays(where: str, data: Any) -> Sequence[Any]:
     if isinstance(data, Mapping):
         keys = next((keys for keys in (PAIR, FOUR) if set(keys) == set(data)), None)
         if keys is None:
-            raise UsageError(f"{where} is a dictionary with {', '.join(map(repr, data)) or 'nothing'}: give (x, y), or "
-                             "the keys 'x' and 'y', or 'x_train', 'y_train', 'x_test' and 'y_test'")
+            raise UsageError(
+                f"{where} is a dictionary with {', '.join(map(repr, data)) or 'nothing'}: give (x, y), or "
+                "the keys 'x' and 'y', or 'x_train', 'y_train', 'x_test' and 'y_test'"
+            )
         return [data[key] for key in keys]
     if isinstance(data, list | tuple):
         return data
@@ -259,8 +288,9 @@ def _client(name: str, where: str, arrays: Sequence[Any], vocabulary: int) -> _C
     if not len(pairs[0][0]):
         raise DataError(f"{where} has no samples: leave it out or give it some")
     if len(pairs) == 2 and len(pairs[1][0]) and pairs[0][0].shape[1:] != pairs[1][0].shape[1:]:
-        raise DataError(f"{where}: training samples of shape {pairs[0][0].shape[1:]}, "
-                        f"test samples of shape {pairs[1][0].shape[1:]}")
+        raise DataError(
+            f"{where}: training samples of shape {pairs[0][0].shape[1:]}, test samples of shape {pairs[1][0].shape[1:]}"
+        )
     filled = [(x, y) for x, y in pairs if len(x)]
     if len({y.dtype.kind == "U" for _, y in filled}) > 1:
         raise DataError(f"{where} labels with numbers and with words; use one kind")
@@ -272,8 +302,10 @@ def _array(where: str, value: Any) -> Array:
     try:
         return np.asarray(value)
     except Exception as error:  # somebody else's class can fail in any way
-        raise DataError(f"{where}: a {type(value).__name__} that does not become an array ({error}); all samples need "
-                        "one shape, and tensors must be on the CPU without gradients") from error
+        raise DataError(
+            f"{where}: a {type(value).__name__} that does not become an array ({error}); all samples need "
+            "one shape, and tensors must be on the CPU without gradients"
+        ) from error
 
 
 def _samples(where: str, x: Any, vocabulary: int) -> Array:
@@ -288,8 +320,16 @@ def _samples(where: str, x: Any, vocabulary: int) -> Array:
     return samples
 
 
-def split_client(labels: Ints, tests: int | None, place: int, seed: int, test_share: float,
-                 validation_share: float, cap: int | None = None, factor: float = 1.0) -> tuple[Ints, Ints, Ints]:
+def split_client(
+    labels: Ints,
+    tests: int | None,
+    place: int,
+    seed: int,
+    test_share: float,
+    validation_share: float,
+    cap: int | None = None,
+    factor: float = 1.0,
+) -> tuple[Ints, Ints, Ints]:
     """Training, validation and test rows of one client, numbered from 0: `place` is its number among all clients.
 
     Nothing else enters, so a site that knows its place draws alone what a simulation of all of them draws for it.
@@ -344,8 +384,9 @@ def _npz(file: Path) -> list[Array]:
 def _torch_arrays(where: str, data: Any) -> tuple[Array, Array]:
     """All items of a map-style data set, stacked."""
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise UsageError(f"{where} is a {type(data).__name__}: give (x, y), or a data set with a length and items by "
-                         "number")
+        raise UsageError(
+            f"{where} is a {type(data).__name__}: give (x, y), or a data set with a length and items by number"
+        )
     if not len(data):
         raise DataError(f"{where} has no samples: leave it out or give it some")
     samples, labels = [], []
@@ -365,8 +406,10 @@ def _item(where: str, data: Any, i: int) -> tuple[Array, Array]:
     except Exception as error:  # somebody else's class can fail in any way
         raise DataError(f"{where}: item {i} cannot be had ({type(error).__name__}: {error})") from error
     if isinstance(item, Mapping):
-        raise UsageError(f"{where}: items are dictionaries with {', '.join(map(repr, item))}; give pairs (x, y), for "
-                         "example [(item['x'], item['label']) for item in data] turned into two arrays")
+        raise UsageError(
+            f"{where}: items are dictionaries with {', '.join(map(repr, item))}; give pairs (x, y), for "
+            "example [(item['x'], item['label']) for item in data] turned into two arrays"
+        )
     if not isinstance(item, list | tuple) or len(item) != 2:
         raise DataError(f"{where}: items must be (x, y) of one shape (item {i} is a {type(item).__name__})")
     return _array(where, item[0]), _array(where, item[1])

@@ -173,8 +173,10 @@ class Pathological(Partition):
             chosen = [i for i in range(clients) if quota[i]][:width]
             if not chosen:
                 step = dataset.classes // math.gcd(dataset.classes, self.k)
-                raise DataError(f"{self} over {clients} clients leaves class {c} of {dataset.name} to nobody: take a "
-                                f"multiple of {step} clients, more classes per client, or 'shards:{self.k}'")
+                raise DataError(
+                    f"{self} over {clients} clients leaves class {c} of {dataset.name} to nobody: take a "
+                    f"multiple of {step} clients, more classes per client, or 'shards:{self.k}'"
+                )
             for i in chosen:
                 quota[i] -= 1
             holders.append(chosen)
@@ -223,8 +225,10 @@ class Shards(Partition):
     def deal(self, dataset: Dataset, clients: int | None, rng: np.random.Generator) -> Deal:
         clients = needed(clients)
         if self.k * clients < dataset.classes:
-            raise DataError(f"{self} over {clients} clients makes {self.k * clients} shards, fewer than the "
-                            f"{dataset.classes} classes of {dataset.name}: take more clients or more shards per client")
+            raise DataError(
+                f"{self} over {clients} clients makes {self.k * clients} shards, fewer than the "
+                f"{dataset.classes} classes of {dataset.name}: take more clients or more shards per client"
+            )
         test = dataset.official_test if dataset.official_test is not None else _set_aside(dataset, 0.25, rng)
         per_class = np.full(dataset.classes, self.k * clients // dataset.classes)
         per_class[rng.permutation(dataset.classes)[: self.k * clients % dataset.classes]] += 1
@@ -235,8 +239,9 @@ class Shards(Partition):
         )
 
     @staticmethod
-    def _hand_out(rows: list[Ints], per_class: Ints, hands: Ints, bound: int | None, rng: np.random.Generator
-                  ) -> list[Ints]:
+    def _hand_out(
+        rows: list[Ints], per_class: Ints, hands: Ints, bound: int | None, rng: np.random.Generator
+    ) -> list[Ints]:
         piles = [np.array_split(rows[c], n) for c, n in enumerate(per_class)]
         order = [iter(rng.permutation(n)) for n in per_class]
         return [join([piles[c][next(order[c])][:bound] for c in hand]) for hand in hands]
@@ -282,13 +287,17 @@ class Dirichlet(Partition):
         clients = needed(clients)
         least = least_samples(dataset, clients) if self.least is None else self.least
         if least * clients > len(dataset):
-            raise DataError(f"{self}: {clients} clients of at least {least} samples need {least * clients}, "
-                            f"but {dataset.name} has {len(dataset)}")
+            raise DataError(
+                f"{self}: {clients} clients of at least {least} samples need {least * clients}, "
+                f"but {dataset.name} has {len(dataset)}"
+            )
         counts = self._counts(np.bincount(dataset.y, minlength=dataset.classes), clients, least, rng)
         if counts is None:
-            raise DataError(f"{self}: in {MAX_DRAWS} draws over {clients} clients somebody always had fewer than "
-                            f"{least} samples; take a larger alpha, fewer clients, or accept smaller clients with "
-                            f"'dirichlet:{self.alpha:g}:{max(1, least // 4)}'")
+            raise DataError(
+                f"{self}: in {MAX_DRAWS} draws over {clients} clients somebody always had fewer than "
+                f"{least} samples; take a larger alpha, fewer clients, or accept smaller clients with "
+                f"'dirichlet:{self.alpha:g}:{max(1, least // 4)}'"
+            )
         pieces = [cut(rng.permutation(rows), counts[c]) for c, rows in enumerate(rows_by_class(dataset))]
         return Deal([join([of_class[i] for of_class in pieces]) for i in range(clients)])
 
@@ -360,8 +369,10 @@ class Groups(Partition):
         groups = [group for group in found if group]
         single = all(len(name) == 1 for name in dataset.class_names)
         if not single or len(groups) < 2 or sum(map(len, groups)) < dataset.classes:
-            raise DataError(f"{self} needs classes named by single characters of at least two kinds (digits, lower "
-                            f"case, upper case); {dataset.name} has {', '.join(dataset.class_names[:5]) or 'no names'}")
+            raise DataError(
+                f"{self} needs classes named by single characters of at least two kinds (digits, lower "
+                f"case, upper case); {dataset.name} has {', '.join(dataset.class_names[:5]) or 'no names'}"
+            )
         return groups
 
 

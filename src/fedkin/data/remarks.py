@@ -18,20 +18,26 @@ def remarks_on(dataset: Dataset, split: Split) -> list[str]:
         found.append("all samples are of one class: an accuracy of 100 % says nothing")
     tested = test.sum(1)
     if (tested == 0).any():
-        found.append(f"{_clients(split, tested == 0)} without test samples: {_they(tested == 0)} not count in the "
-                     "accuracy")
+        found.append(
+            f"{_clients(split, tested == 0)} without test samples: {_they(tested == 0)} not count in the accuracy"
+        )
     foreign = np.where(train == 0, test, 0).sum(1)
     blind = (tested > 0) & (foreign == tested)
     if blind.any():
-        found.append(f"{_clients(split, blind)} tested only on classes without a training sample of their own: "
-                     "a personal model can hardly be right there")
+        found.append(
+            f"{_clients(split, blind)} tested only on classes without a training sample of their own: "
+            "a personal model can hardly be right there"
+        )
     elif foreign.sum() > NOTABLE * tested.sum():
-        found.append(f"{100 * foreign.sum() / tested.sum():.0f} % of the test samples are of classes that their client "
-                     "has no training sample of")
+        found.append(
+            f"{100 * foreign.sum() / tested.sum():.0f} % of the test samples are of classes that their client "
+            "has no training sample of"
+        )
     users = None if dataset.user is None or split.partition != "natural" else len(np.unique(dataset.user))
     if users is not None and split.clients < users:
-        found.append(f"{split.clients} of the {users} users take part, those with the most samples (clients="
-                     f"{split.clients})")
+        found.append(
+            f"{split.clients} of the {users} users take part, those with the most samples (clients={split.clients})"
+        )
     return found
 
 

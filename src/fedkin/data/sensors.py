@@ -19,7 +19,7 @@ WINDOW = 200
 def read_arff(path: Path) -> dict[str, Array]:
     """WISDM's feature file as x (missing values NaN), y (names) and user; columns are found by name."""
     head, _, body = existing(path).read_text(encoding="utf-8", errors="replace").partition("@data")
-    names = [line.split(None, 2)[1].strip('"\'') for line in head.splitlines() if line.lower().startswith("@attribute")]
+    names = [line.split(None, 2)[1].strip("\"'") for line in head.splitlines() if line.lower().startswith("@attribute")]
     if not body or "class" not in names or "user" not in names:
         raise DataError(f"{path}: expected an ARFF file with attributes user and class, found {names[:4]!r}")
     rows = [row for row in csv.reader(body.splitlines(), skipinitialspace=True) if row]
@@ -58,8 +58,10 @@ def read_wisdm_raw(path: Path) -> tuple[dict[str, Array], int]:
             labels.append(label)
             users.append(user_id)
     if not windows:
-        raise DataError(f"{path}: expected records 'user,activity,time,x,y,z;', at least {WINDOW} in a run, found "
-                        f"{len(records)} records and {damaged} damaged ones")
+        raise DataError(
+            f"{path}: expected records 'user,activity,time,x,y,z;', at least {WINDOW} in a run, found "
+            f"{len(records)} records and {damaged} damaged ones"
+        )
     return {"x": np.stack(windows), "y": np.array(labels), "user": np.array(users)}, damaged
 
 
@@ -73,8 +75,10 @@ def read_ucihar_text(folder: Path) -> dict[str, Array]:
         signals = [_numbers(folder / part / "Inertial Signals" / f"{name}_{part}.txt", 128) for name in names]
         for name, signal in zip(names, signals, strict=True):
             if not len(signal) == len(user) == len(labels):
-                raise DataError(f"{folder / part}: expected as many windows in {name} as there are subjects "
-                                f"({len(user)}) and labels ({len(labels)}), found {len(signal)}")
+                raise DataError(
+                    f"{folder / part}: expected as many windows in {name} as there are subjects "
+                    f"({len(user)}) and labels ({len(labels)}), found {len(signal)}"
+                )
         parts.append((np.stack(signals, axis=1).astype(np.float32), labels.astype(np.int64) - 1, user.astype(np.int64)))
     x, y, user = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return {"x": x, "y": y, "user": user}

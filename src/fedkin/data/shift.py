@@ -52,8 +52,9 @@ def corruption(function: Callable[[Floats, int, Rng], Floats]) -> Corruption:
     return on_bytes
 
 
-def apply_shift(dataset: Dataset, split: Split, kinds: Sequence[str] | str = "all", severity: int = 3, seed: int = 0
-                ) -> Dataset:
+def apply_shift(
+    dataset: Dataset, split: Split, kinds: Sequence[str] | str = "all", severity: int = 3, seed: int = 0
+) -> Dataset:
     """The same data with all rows of client i under corruption i mod the number of kinds, in their order.
 
     Each client has its own random stream, so a client's pictures do not depend on who else takes part.
@@ -204,8 +205,10 @@ def elastic_transform(x: Floats, level: int, rng: Rng) -> Floats:
     """A random affine map, then smooth random displacements. The published constants trade the one for the other as
     severity grows, so the mean change of a pixel does not grow with it."""
     size = min(x.shape[2:])
-    move, sigma, affine = (size * np.array(c) for c in (
-        (0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))[level])
+    move, sigma, affine = (
+        size * np.array(c)
+        for c in ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))[level]
+    )
     rows, cols = _affine_grid(len(x), x.shape[2:], affine, rng)
     warped = _sample(x, rows, cols)
     noise = rng.uniform(-1, 1, (2, len(x), *x.shape[2:]))
@@ -240,11 +243,18 @@ def jpeg_compression(x: Floats, level: int, rng: Rng) -> Floats:
 
 
 TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
-LUMA = np.array([
-    [16, 11, 10, 16, 24, 40, 51, 61], [12, 12, 14, 19, 26, 58, 60, 55],
-    [14, 13, 16, 24, 40, 57, 69, 56], [14, 17, 22, 29, 51, 87, 80, 62],
-    [18, 22, 37, 56, 68, 109, 103, 77], [24, 35, 55, 64, 81, 104, 113, 92],
-    [49, 64, 78, 87, 103, 121, 120, 101], [72, 92, 95, 98, 112, 100, 103, 99]])
+LUMA = np.array(
+    [
+        [16, 11, 10, 16, 24, 40, 51, 61],
+        [12, 12, 14, 19, 26, 58, 60, 55],
+        [14, 13, 16, 24, 40, 57, 69, 56],
+        [14, 17, 22, 29, 51, 87, 80, 62],
+        [18, 22, 37, 56, 68, 109, 103, 77],
+        [24, 35, 55, 64, 81, 104, 113, 92],
+        [49, 64, 78, 87, 103, 121, 120, 101],
+        [72, 92, 95, 98, 112, 100, 103, 99],
+    ]
+)
 CHROMA = np.full((8, 8), 99)
 CHROMA[:4, :4] = [[17, 18, 24, 47], [18, 21, 26, 66], [24, 26, 56, 99], [47, 66, 99, 99]]
 
@@ -344,8 +354,9 @@ def _wobble(total: NDArray[np.float64], noise: float, rng: Rng) -> NDArray[np.fl
     return total / 4 + noise * rng.uniform(-noise, noise, total.shape)
 
 
-def _affine_grid(n: int, shape: tuple[int, ...], reach: float, rng: Rng
-                 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _affine_grid(
+    n: int, shape: tuple[int, ...], reach: float, rng: Rng
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Where each pixel comes from under an affine map that moves three points by up to ``reach``."""
     centre, third = np.array(shape) // 2, min(shape) // 3
     corners = np.array([centre + third, [centre[0] + third, centre[1] - third], centre - third], np.float64)

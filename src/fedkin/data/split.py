@@ -34,8 +34,10 @@ class Split:
 
     def __post_init__(self) -> None:
         if not len(self.train) == len(self.validation) == len(self.test) == len(self.names):
-            raise DataError(f"a split of {len(self.train)} training, {len(self.validation)} validation and "
-                            f"{len(self.test)} test parts for {len(self.names)} names")
+            raise DataError(
+                f"a split of {len(self.train)} training, {len(self.validation)} validation and "
+                f"{len(self.test)} test parts for {len(self.names)} names"
+            )
         for name, rows in zip(self.names, self.train, strict=True):
             if not len(rows):
                 raise DataError(f"client {name!r} has no training samples")
@@ -57,8 +59,12 @@ class Split:
 
     def class_table(self, dataset: Dataset, part: str = "train") -> Ints:
         """Samples per client and class, of the training rows or of "all" (or "validation", "test")."""
-        parts = {"train": [self.train], "validation": [self.validation], "test": [self.test],
-                 "all": [self.train, self.validation, self.test]}
+        parts = {
+            "train": [self.train],
+            "validation": [self.validation],
+            "test": [self.test],
+            "all": [self.train, self.validation, self.test],
+        }
         if part not in parts:
             raise UsageError(f"part {part!r} of a split: give {', '.join(parts)}")
         table = np.zeros((self.clients, dataset.classes), np.int64)
@@ -93,8 +99,10 @@ def make_split(
     names = deal.names or tuple(f"client-{i}" for i in range(len(deal.rows)))
     empty = [name for name, rows in zip(names, deal.rows, strict=True) if not len(rows)]
     if empty:
-        raise DataError(f"{partition} over {len(names)} clients leaves {len(empty)} without samples "
-                        f"(the first is {empty[0]}): take fewer clients")
+        raise DataError(
+            f"{partition} over {len(names)} clients leaves {len(empty)} without samples "
+            f"(the first is {empty[0]}): take fewer clients"
+        )
     factors = skewed(len(deal.rows), quantity_skew, rng)
     deal = resized(deal, dataset.y, samples_per_client, factors, test_share, rng)
     unused = {}
@@ -104,8 +112,9 @@ def make_split(
     return replace(split, partition=str(partition), unused=unused)
 
 
-def split_deal(deal: Deal, labels: Ints, names: Sequence[str], test_share: float, validation_share: float,
-               rng: np.random.Generator) -> Split:
+def split_deal(
+    deal: Deal, labels: Ints, names: Sequence[str], test_share: float, validation_share: float, rng: np.random.Generator
+) -> Split:
     """Training, validation and test rows for each client from the rows it was dealt."""
     train, validation, test = [], [], []
     for client, rows in enumerate(deal.rows):
@@ -151,8 +160,9 @@ def skewed(clients: int, skew: float | None, rng: np.random.Generator) -> Floats
     return np.asarray(sizes / sizes.max())
 
 
-def resized(deal: Deal, labels: Ints, cap: int | None, factors: Floats, test_share: float,
-            rng: np.random.Generator) -> Deal:
+def resized(
+    deal: Deal, labels: Ints, cap: int | None, factors: Floats, test_share: float, rng: np.random.Generator
+) -> Deal:
     """Fewer rows per client: first the cap, then the skew. Rows dealt for testing shrink in step."""
 
     def shrink(of_clients: list[Ints], limit: int | None) -> list[Ints]:
@@ -169,8 +179,14 @@ def resized(deal: Deal, labels: Ints, cap: int | None, factors: Floats, test_sha
     return Deal(shrink(deal.rows, for_train), shrink(deal.test, for_test))
 
 
-def _check(dataset: Dataset, clients: int | None, cap: int | None, skew: float | None, test_share: float,
-           validation_share: float) -> None:
+def _check(
+    dataset: Dataset,
+    clients: int | None,
+    cap: int | None,
+    skew: float | None,
+    test_share: float,
+    validation_share: float,
+) -> None:
     if clients is not None and clients < 1:
         raise UsageError(f"{clients} clients: give at least 1")
     if clients is not None and clients > len(dataset):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedkin.deploy.keys import Identity
+from fedkin.deploy.certificates import Identity
 from fedkin.deploy.node import Node, Refused, Unreachable
 from fedkin.deploy.wire import pack
 from fedkin.deploy.worker import Say, Worker

@@ -15,13 +15,23 @@ from typing import IO, Any
 import numpy as np
 
 from fedkin.config import Config
-from fedkin.deploy.keys import new_folder
+from fedkin.deploy.certificates import new_folder
 from fedkin.errors import FedKinError, UsageError
 
 Say = Callable[[str], None]
 LEAVE = 20.0  # seconds that clients have to end by themselves
-NOT_FOR_SERVER = ("data", "data_dir", "partition", "samples_per_client", "quantity_skew", "shift", "severity", "method",
-                  "test_share", "options")  # fmt: skip
+NOT_FOR_SERVER = (
+    "data",
+    "data_dir",
+    "partition",
+    "samples_per_client",
+    "quantity_skew",
+    "shift",
+    "severity",
+    "method",
+    "test_share",
+    "options",
+)
 
 
 def run_cluster(
@@ -66,13 +76,25 @@ def server_words(experiment: Path, folder: Path, port: int, insecure: bool) -> l
 
 def client_words(name: str, folder: Path, port: int, insecure: bool) -> list[str]:
     pair = ["--key", str(folder / "keys" / "sites" / f"{name}.key"), "--ca", str(folder / "keys" / "ca.crt")]
-    return ["client", "--server", f"127.0.0.1:{port}", "--data", str(folder / "data" / f"{name}.npz"), "--name", name,
-            "--folder", str(folder / name), "--give-up", "60", *(["--insecure"] if insecure else pair)]  # fmt: skip
+    return [
+        "client",
+        "--server",
+        f"127.0.0.1:{port}",
+        "--data",
+        str(folder / "data" / f"{name}.npz"),
+        "--name",
+        name,
+        "--folder",
+        str(folder / name),
+        "--give-up",
+        "60",
+        *(["--insecure"] if insecure else pair),
+    ]
 
 
 def deal_files(config: Config, folder: Path) -> list[str]:
     """The data set as the configuration deals it, one .npz for each client; their names."""
-    from fedkin.rounds import load_data
+    from fedkin.rounds.job import load_data
 
     dataset, split = load_data(config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,9 +133,12 @@ def start(words: Sequence[str], log: Path, out: IO[Any] | None = None) -> subpro
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with open(log, "ab") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "fedkin", *words], stdin=subprocess.DEVNULL, stdout=file, stderr=out or file,
+            [sys.executable, "-m", "fedkin", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=out or file,
             env=environment,
-        )  # fmt: skip
+        )
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]], patience: float = 5.0) -> None:

@@ -93,7 +93,7 @@ def _packages() -> Step:
 
 def _key(key: str) -> Step:
     try:
-        from fedkin.deploy.keys import fingerprint, load_private
+        from fedkin.deploy.certificates import fingerprint, load_private
 
         found = fingerprint(load_private(key).public_key())
     except FedKinError as error:
@@ -104,7 +104,7 @@ def _key(key: str) -> Step:
 def _own_certificate(key: str, ca: str, cert: str | None) -> Step:
     name = "site's certificate"
     try:
-        from fedkin.deploy.keys import identity_of
+        from fedkin.deploy.certificates import identity_of
 
         found = identity_of(key, ca, cert).check()
     except FedKinError as error:
@@ -168,8 +168,8 @@ def _fits(x: Any, y: Any, config: Config | None) -> Step:
     import torch
 
     from fedkin.compute.batches import Source
+    from fedkin.compute.layout import Layout
     from fedkin.data.dataset import encode_labels
-    from fedkin.layout import Layout
     from fedkin.models import build, default_model
 
     codes, names = encode_labels(y)
@@ -247,14 +247,15 @@ def _join(server: str, ca: str | None, key: str | None, cert: str | None, insecu
     if not insecure and (ca is None or key is None):
         return Step("joining", "skipped", "needs --ca and --key")
     try:
-        from fedkin.deploy.keys import identity_of
+        from fedkin.deploy.certificates import identity_of
         from fedkin.deploy.node import Node
 
         with Node(server, None if ca is None or key is None else identity_of(key, ca, cert)):
             pass
     except FedKinError as error:
-        return Step("joining", "failed", str(error),
-                    "is a client running here? On the server: fedkin keys sign DIR NAME.csr")  # fmt: skip
+        return Step(
+            "joining", "failed", str(error), "is a client running here? On the server: fedkin keys sign DIR NAME.csr"
+        )
     return Step("joining", "ok", "the server let the site in")
 
 
@@ -273,27 +274,47 @@ def _handshake_failed(host: str, port: int, ca: str, error: Exception) -> Step:
     if isinstance(error, ssl.SSLCertVerificationError):
         code, why = error.verify_code, error.verify_message
         if code in (62, 64):
-            return Step(name, "failed", f"the certificate is not good for {host}: {why}",
-                        "use a name it was made for, or on the server: fedkin keys renew DIR --host NAME")  # fmt: skip
+            return Step(
+                name,
+                "failed",
+                f"the certificate is not good for {host}: {why}",
+                "use a name it was made for, or on the server: fedkin keys renew DIR --host NAME",
+            )
         if code == 10:
-            return Step(name, "failed", f"a certificate ran out: {why}",
-                        "on the server: fedkin keys renew DIR --host NAME; or set this machine's clock")  # fmt: skip
+            return Step(
+                name,
+                "failed",
+                f"a certificate ran out: {why}",
+                "on the server: fedkin keys renew DIR --host NAME; or set this machine's clock",
+            )
         if code == 9:
             return Step(name, "failed", f"a certificate is not valid yet: {why}", "set this machine's clock")
-        return Step(name, "failed", f"{ca} did not sign the server's certificate: {why}",
-                    "get ca.crt from whoever runs the server; if you have it, this is another server")  # fmt: skip
+        return Step(
+            name,
+            "failed",
+            f"{ca} did not sign the server's certificate: {why}",
+            "get ca.crt from whoever runs the server; if you have it, this is another server",
+        )
     if isinstance(error, TimeoutError):
         return Step(name, "failed", "no answer to the TLS greeting", "is this the port of `fedkin server`?")
-    return Step(name, "failed", f"{host}:{port} does not speak TLS ({error})",
-                "is this the port of `fedkin server`, and was it started with keys?")  # fmt: skip
+    return Step(
+        name,
+        "failed",
+        f"{host}:{port} does not speak TLS ({error})",
+        "is this the port of `fedkin server`, and was it started with keys?",
+    )
 
 
 def _expiry(peer: Any, now: float) -> Step:
     ends = str(peer.get("notAfter", ""))
     days = int((ssl.cert_time_to_seconds(ends) - now) // 86400)
     if days < SOON:
-        return Step("certificate", "warning", f"valid for {days} days more (until {ends})",
-                    "on the server: fedkin keys renew DIR --host NAME")  # fmt: skip
+        return Step(
+            "certificate",
+            "warning",
+            f"valid for {days} days more (until {ends})",
+            "on the server: fedkin keys renew DIR --host NAME",
+        )
     return Step("certificate", "ok", f"valid for {days} days more (until {ends})")
 
 
@@ -319,6 +340,7 @@ def _clock(ahead: float | None) -> Step:
         return Step("clock", "skipped", "the server does not tell its time")
     words = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
     if abs(ahead) > OFF:
-        return Step("clock", "warning", f"this machine's clock is {words}",
-                    "set it, by NTP for instance: certificates go by it")  # fmt: skip
+        return Step(
+            "clock", "warning", f"this machine's clock is {words}", "set it, by NTP for instance: certificates go by it"
+        )
     return Step("clock", "ok", "as the server's" if abs(ahead) < 1 else words)

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 import h11
 
-from fedkin.deploy import keys
+from fedkin.deploy import certificates as keys
 
 CROWD = 256  # connections that may be in the handshake at once
 EACH = 4  # connections that one site may hold; it uses two

@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedkin.deploy.certificates import Roll
 from fedkin.deploy.door import Answer, Connection, Door, Stop, server_context
-from fedkin.deploy.keys import Roll
 from fedkin.errors import FedKinError, UsageError
 
 HOLD = 10.0  # seconds that a question for a letter is held
@@ -85,8 +85,9 @@ class Link:
         self, host: str = "127.0.0.1", port: int = 0, *, keys: Path | None = None, limit: int = GREETING
     ) -> None:
         if keys is None and not is_loopback(host):
-            raise UsageError(f"host {host}: without TLS and keys a server serves its own machine alone; use 127.0.0.1, "
-                             "or --keys DIR")  # fmt: skip
+            raise UsageError(
+                f"host {host}: without TLS and keys a server serves its own machine alone; use 127.0.0.1, or --keys DIR"
+            )
         self._roll = Roll(keys) if keys is not None else None
         self._door = Door(server_context(keys) if keys is not None else None, self._handle, self._ended)
         self.limit = limit
@@ -299,8 +300,12 @@ class Link:
             if letter is not None:
                 parcels = {name: list(pieces) for name, pieces in letter.parcels.items()}
                 sizes = ",".join(f"{name}={sum(map(len, pieces))}" for name, pieces in parcels.items())
-                known = {"fedkin-ticket": letter.ticket, "fedkin-number": str(letter.number),
-                         "fedkin-parcels": sizes, "fedkin-most": str(letter.most)}  # fmt: skip
+                known = {
+                    "fedkin-ticket": letter.ticket,
+                    "fedkin-number": str(letter.number),
+                    "fedkin-parcels": sizes,
+                    "fedkin-most": str(letter.most),
+                }
                 return Answer(200, known, [piece for pieces in parcels.values() for piece in pieces])
             left = until - time.monotonic()
             if left <= 0:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
+from fedkin.deploy.certificates import Identity
 from fedkin.deploy.door import PATIENCE, SLOWEST
-from fedkin.deploy.keys import Identity
 from fedkin.deploy.link import is_loopback
 from fedkin.errors import FedKinError, UsageError
 
@@ -81,8 +81,15 @@ class Node:
         scheme, context = ("http", False) if identity is None else ("https", client_context(identity))
         kept = httpx.Limits(max_connections=2, keepalive_expiry=60.0)
         proxies = not is_loopback(self._server.rpartition(":")[0])  # that the environment names lead elsewhere
-        return httpx.Client(base_url=f"{scheme}://{self._server}", verify=context, timeout=times, cookies=no_cookies,
-                            headers={"accept-encoding": "identity"}, limits=kept, trust_env=proxies)  # fmt: skip
+        return httpx.Client(
+            base_url=f"{scheme}://{self._server}",
+            verify=context,
+            timeout=times,
+            cookies=no_cookies,
+            headers={"accept-encoding": "identity"},
+            limits=kept,
+            trust_env=proxies,
+        )
 
     # ------------------------------------------------------------ coming and going
 

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from fedkin.config import Config, read_toml
+from fedkin.core.federation import Masked
 from fedkin.errors import FedKinError, UsageError, unknown
-from fedkin.federation import Masked
 from fedkin.methods import METHODS
 
 QUESTIONS = 64  # in one round, where no policy says otherwise; a method asks a handful
@@ -144,11 +144,14 @@ class Policy:
             if self.most_epsilon is not None and not target <= self.most_epsilon:
                 raise Declined(f"target_epsilon={target!r}: this site's policy allows at most {self.most_epsilon:g}")
         elif self.least_noise is not None and not noise >= self.least_noise * bound:
-            raise Declined(f"noise={noise!r} for features within {bound!r}: this site's policy asks for at least "
-                           f"{self.least_noise:g} of that")  # fmt: skip
+            raise Declined(
+                f"noise={noise!r} for features within {bound!r}: this site's policy asks for at least "
+                f"{self.least_noise:g} of that"
+            )
         elif self.least_noise is None and self.most_epsilon is not None:
-            raise Declined(f"noise={noise!r}: this site's policy asks for target_epsilon of at most "
-                           f"{self.most_epsilon:g}")  # fmt: skip
+            raise Declined(
+                f"noise={noise!r}: this site's policy asks for target_epsilon of at most {self.most_epsilon:g}"
+            )
 
     def coarse(self, values: Mapping[str, Tensor | Masked]) -> dict[str, Tensor | Masked]:
         """A measurement as this site tells it: no finer than its policy says."""

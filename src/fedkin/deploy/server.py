@@ -12,33 +12,33 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from fedkin.cohort import Site, Store
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
+from fedkin.compute.layout import Layout
 from fedkin.compute.program import frozen_digest, trace
 from fedkin.config import Config
+from fedkin.core.cohort import Site, Store
+from fedkin.core.federation import Answer, Each, Faults, Federation, Note, gate
 from fedkin.data.own import split_sizes
-from fedkin.deploy import keys as key_files
+from fedkin.deploy import certificates as key_files
 from fedkin.deploy.link import Link
 from fedkin.deploy.sites import USUAL_CLASSES, Facts, Say, Sites, digest, together
 from fedkin.deploy.wire import Transport
 from fedkin.deploy.worker import TRAVELS
-from fedkin.engines.flower import MEASURED, FlowerEngine, Terms
-from fedkin.engines.local import LocalEngine
 from fedkin.engines.rehearsal import Rehearsal
+from fedkin.engines.remote import MEASURED, FlowerEngine, Terms
+from fedkin.engines.simulator import LocalEngine
 from fedkin.errors import DataError, UsageError
-from fedkin.federation import Answer, Each, Faults, Federation, Note, gate
-from fedkin.given import idle, refuse
-from fedkin.layout import Layout
 from fedkin.methods import METHODS, options_of
 from fedkin.methods.base import REPORTS
 from fedkin.models import Samples, build, default_model
-from fedkin.rounds import Job, Listener, Prepared, Result, average_of, check_outputs, point_of, training_of
-from fedkin.track import checkpoint
-from fedkin.track.catalogue import runs_folder
-from fedkin.track.folder import CHECKPOINTS, SITES, RunFolder
-from fedkin.track.recorder import Recorder
-from fedkin.track.runs import check_same, follow, restore
+from fedkin.rounds.job import Job, Listener, Prepared, Result, average_of, check_outputs, point_of, training_of
+from fedkin.rounds.settings import idle, refuse
+from fedkin.runs import checkpoint
+from fedkin.runs.catalogue import runs_folder
+from fedkin.runs.folder import CHECKPOINTS, SITES, RunFolder
+from fedkin.runs.recorder import Recorder
+from fedkin.runs.start import check_same, follow, restore
 
 OF_THE_SITES = ("data", "data_dir", "partition", "samples_per_client", "quantity_skew")
 ONLY_SIMULATED = {"attack": "none", "drop": 0.0, "straggle": 0.0, "shift": None, "init": "seed"}
@@ -73,8 +73,9 @@ class Deployed(Job):
         remote, phase = cast(FlowerEngine, self.engine), REPORTS[self.prepared.eval_point]
         ids = (self.fed.all - list(self.fed.why_removed)).ids
         at = torch.from_numpy(ids)
-        message = {k: Each(v.rows[at]) if isinstance(v, Each) else v
-                   for k, v in self.method.deliver_to_all(self.fed).items()}  # fmt: skip
+        message = {
+            k: Each(v.rows[at]) if isinstance(v, Each) else v for k, v in self.method.deliver_to_all(self.fed).items()
+        }
         answer = remote.measure(ids, phase, message, self.fed.round)
         self.site.chooser.client_steps = remote.client_steps
         *found, why = believable(answer, [test for _, test in self.sizes])
@@ -180,9 +181,16 @@ def resume_server(
 
 
 def _serve(
-    job: Deployed, sites: Sites, facts: Sequence[Facts], recorder: Recorder, serving: Serving, least: int,
-    on_event: Listener | None, say: Say, signals: bool,
-) -> Result:  # fmt: skip
+    job: Deployed,
+    sites: Sites,
+    facts: Sequence[Facts],
+    recorder: Recorder,
+    serving: Serving,
+    least: int,
+    on_event: Listener | None,
+    say: Say,
+    signals: bool,
+) -> Result:
     def log(text: str) -> None:
         recorder.log(text)
         say(text)
@@ -191,8 +199,12 @@ def _serve(
     cast(FlowerEngine, job.engine).say = log
     attempt = int(time.time() * 1000)
     settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}
-    shared = {"config": settings, "labels": together(facts)[2], "transport": serving.transport,
-              "frozen": frozen_digest(job.model, job.site.layout)}  # fmt: skip
+    shared = {
+        "config": settings,
+        "labels": together(facts)[2],
+        "transport": serving.transport,
+        "frozen": frozen_digest(job.model, job.site.layout),
+    }
 
     def invitation(place: int) -> tuple[dict[str, Any], dict[str, Any]]:
         return {**shared, "round": job.fed.round}, {"initial": job.site.initial}
@@ -242,8 +254,13 @@ def _check(config: Config) -> None:
         if getattr(config, name) != usual:
             raise UsageError(f"{name}={getattr(config, name)!r} is for simulations: real sites bring their own trouble")
     kind = METHODS[config.method]
-    refuse(config, {**idle(config, kind, options_of(kind, config.options, config.method), None),
-                    **dict.fromkeys(OF_THE_SITES, "the sites bring their own data; leave it out")})  # fmt: skip
+    refuse(
+        config,
+        {
+            **idle(config, kind, options_of(kind, config.options, config.method), None),
+            **dict.fromkeys(OF_THE_SITES, "the sites bring their own data; leave it out"),
+        },
+    )
 
 
 def _bound(link: Link, job: Job, serving: Serving) -> None:
@@ -270,11 +287,18 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: FlowerEngin
     samples = np.array([train for train, _, _ in parts], np.int64)
     names, empty = [f.name for f in facts], [np.zeros(0, np.int64) for _ in facts]
     site = Site(
-        forward=forward, layout=layout, initial=initial, source=nothing,
+        forward=forward,
+        layout=layout,
+        initial=initial,
+        source=nothing,
         parts={"train": empty, "validation": empty, "test": empty},  # which samples: only the sites know
-        names=names, classes=len(labels), seed=config.seed,
-        training=training_of(config, "fp32"), store=Store(len(facts), kind.keeps, layout, initial), chooser=Chooser(),
-    )  # fmt: skip
+        names=names,
+        classes=len(labels),
+        seed=config.seed,
+        training=training_of(config, "fp32"),
+        store=Store(len(facts), kind.keeps, layout, initial),
+        chooser=Chooser(),
+    )
     fed = Federation(engine, samples, seed=config.seed, faults=Faults(), average=average_of(config), names=names)
     fed.rounds, fed.stop_on_failure = config.rounds, config.on_failure == "stop"
     engine.rehearse = Rehearsal(site, kind(options), shape, dtype)
@@ -285,8 +309,18 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: FlowerEngin
     prepared = Prepared(resolved, len(facts), len(labels), digest(facts), layout.parameters, "cpu", "fp32", point)
     sizes = [(train, test) for train, _, test in parts]
     samples_of = Samples(shape, np.dtype(dtype).name, len(labels), tuple(str(v) for v in labels))  # type: ignore[arg-type]
-    return Deployed(resolved, prepared, server, fed, site, cast(LocalEngine, engine), network, samples_of,
-                    asdict(options), sizes=sizes)  # fmt: skip
+    return Deployed(
+        resolved,
+        prepared,
+        server,
+        fed,
+        site,
+        cast(LocalEngine, engine),
+        network,
+        samples_of,
+        asdict(options),
+        sizes=sizes,
+    )
 
 
 def _known_sites(run: RunFolder) -> list[Facts]:
@@ -303,4 +337,3 @@ def _known_sites(run: RunFolder) -> list[Facts]:
         raise UsageError(f"run {run.info.id!r} was a simulation: fedkin resume {run.info.id}") from None
     except (OSError, ValueError, AttributeError, DataError) as error:
         raise DataError(f"{path} is damaged ({error})") from error
-

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedkin.deploy.keys import NAME
+from fedkin.core.federation import Each
+from fedkin.deploy.certificates import NAME
 from fedkin.deploy.link import Arrived, Link, Lost
 from fedkin.deploy.wire import HEADER, Transport, WireError, pack, unpack
-from fedkin.engines.flower import Bounds, Came, Delivery, Invalid
+from fedkin.engines.remote import Bounds, Came, Delivery, Invalid
 from fedkin.errors import DataError, FedKinError
-from fedkin.federation import Each
 
 Say = Callable[[str], None]
 Invitation = Callable[[int], tuple[dict[str, Any], dict[str, Any]]]
@@ -81,8 +81,10 @@ def together(facts: Sequence[Facts]) -> tuple[tuple[int, ...], str, list[int | s
     first = facts[0]
     for other in facts[1:]:
         if (other.shape, other.dtype) != (first.shape, first.dtype):
-            raise DataError(f"site {first.name!r} has {first.dtype} samples of shape {first.shape}, site "
-                            f"{other.name!r} {other.dtype} of shape {other.shape}; they must be alike")  # fmt: skip
+            raise DataError(
+                f"site {first.name!r} has {first.dtype} samples of shape {first.shape}, site "
+                f"{other.name!r} {other.dtype} of shape {other.shape}; they must be alike"
+            )
         if type(other.labels[0]) is not type(first.labels[0]):
             raise DataError(f"sites {first.name!r} and {other.name!r} label with numbers and with words; use one kind")
     return first.shape, first.dtype, sorted({v for f in facts for v in f.labels})
@@ -164,9 +166,11 @@ class Sites:
                 raise DataError(f"site {name!r} does not fit: {why}. Mend its data, or {_without(len(found))}")
             if late:
                 away = "".join(f"; site {name!r}: {why}" for name, why in {**self.trouble, **odd}.items())
-                raise FedKinError(f"{told} of {count} sites came within {wait:g} s{_named(self.facts)}{away}; start "
-                                  "the others with `fedkin client`, wait longer with --wait, or "
-                                  f"{_without(len(found))}")  # fmt: skip
+                raise FedKinError(
+                    f"{told} of {count} sites came within {wait:g} s{_named(self.facts)}{away}; start "
+                    "the others with `fedkin client`, wait longer with --wait, or "
+                    f"{_without(len(found))}"
+                )
             time.sleep(0.05)
         for name, why in odd.items():
             self._say(f"going on without site {name!r}: {why}")
@@ -190,16 +194,19 @@ class Sites:
             broken = [n for n in absent if n in self.trouble]
             rest = len(self._seats) - len(broken)
             if rest < least and broken:
-                raise FedKinError(f"site {broken[0]!r} cannot take part: {self.trouble[broken[0]]}; "
-                                  f"mend that, or {_without(rest)}")  # fmt: skip
+                raise FedKinError(
+                    f"site {broken[0]!r} cannot take part: {self.trouble[broken[0]]}; mend that, or {_without(rest)}"
+                )
             late = time.monotonic() > until
             if len(self._ready) >= least and absent and (late or len(broken) == len(absent)):
                 self._say(f"going on without {', '.join(absent)}")
                 return
             if late:
                 ready = len(self._ready)
-                raise FedKinError(f"{ready} of {len(self._seats)} sites are ready after {wait:g} s; "
-                                  f"missing: {', '.join(absent)}; bring them, or {_without(ready)}")  # fmt: skip
+                raise FedKinError(
+                    f"{ready} of {len(self._seats)} sites are ready after {wait:g} s; "
+                    f"missing: {', '.join(absent)}; bring them, or {_without(ready)}"
+                )
             time.sleep(0.02)
 
     def dismiss(self, wait: float = 10.0) -> None:
@@ -260,14 +267,14 @@ class Sites:
                 self._refuse(node, why)
 
     def _greeted(self, node: int, fields: Mapping[str, Any], key_name: str | None) -> None:
-        from fedkin import __version__
+        from fedkin.version import VERSION
 
         facts = Facts.of(fields)
         name = facts.name
         if key_name is not None and key_name != name:
             raise DataError(f"its key is signed for {key_name!r}, it calls itself {name!r}")
-        if fields.get("fedkin") != __version__:
-            raise DataError(f"it has FedKin {_text(fields.get('fedkin'))}, the server {__version__}")
+        if fields.get("fedkin") != VERSION:
+            raise DataError(f"it has FedKin {_text(fields.get('fedkin'))}, the server {VERSION}")
         if len(facts.labels) > self._most_classes:
             raise DataError(f"it names {len(facts.labels)} classes, more than --max-classes {self._most_classes}")
         process = _text(fields.get("process"))
@@ -285,8 +292,14 @@ class Sites:
     def _invite(self, name: str) -> None:
         assert self._invitation is not None
         fields, values = self._invitation(self._seats.index(name))
-        whole = {"kind": "join", "run": self._run, "attempt": self._attempt, "place": self._seats.index(name),
-                 "clients": len(self._seats), **fields}  # fmt: skip
+        whole = {
+            "kind": "join",
+            "run": self._run,
+            "attempt": self._attempt,
+            "place": self._seats.index(name),
+            "clients": len(self._seats),
+            **fields,
+        }
         self._talk(self._nodes[name], "join", whole, values)
 
     def _joined(self, node: int, fields: Mapping[str, Any]) -> None:
@@ -328,8 +341,13 @@ class Sites:
             if client not in self._ready:
                 away[client] = self.trouble.get(self._seats[client], "it is not connected")
                 continue
-            whole = {"kind": "call", "run": self._run, "attempt": self._attempt, **fields,
-                     "nonce": secrets.token_hex(16)}  # fmt: skip
+            whole = {
+                "kind": "call",
+                "run": self._run,
+                "attempt": self._attempt,
+                **fields,
+                "nonce": secrets.token_hex(16),
+            }
             mine = pack({k: Each(v.rows[place : place + 1]) for k, v in rows.items()}, whole, self._transport)
             parcels = {**common, "own": self._link.records(mine)}
             ticket = self._link.push(self._nodes[self._seats[client]], parcels, bounds.seconds + MARGIN)

@@ -73,8 +73,10 @@ class Vault:
         free = (self.folder.with_name(f"{self.folder.name}~{n}") for n in range(1, ASIDE + 1))
         to = next((path for path in free if not path.exists()), None)
         if to is None:
-            raise DataError(f"run {self.folder.name!r} was begun anew {ASIDE} times; look at {self.folder}~1 and those "
-                            "after it, and delete some to go on")  # fmt: skip
+            raise DataError(
+                f"run {self.folder.name!r} was begun anew {ASIDE} times; look at {self.folder}~1 and those "
+                "after it, and delete some to go on"
+            )
         data = (self.folder / "data").read_bytes() if (self.folder / "data").exists() else None
         os.rename(self.folder, to)
         self.folder.mkdir(mode=0o700)
@@ -178,8 +180,10 @@ def _read(
     for name, tensor in tensors.items():
         shape, dtype = expected[name]
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-            raise DataError(f"{path}: {name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, expected {dtype} of "
-                            f"shape {shape}: is it of another experiment?")  # fmt: skip
+            raise DataError(
+                f"{path}: {name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, expected {dtype} of "
+                f"shape {shape}: is it of another experiment?"
+            )
     return stamp, tensors
 
 

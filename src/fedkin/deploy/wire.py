@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkin.core.federation import Each, Masked
 from fedkin.errors import FedKinError
-from fedkin.federation import Each, Masked
 
 Transport = Literal["fp32", "fp16", "int8"]
 Value = Tensor | Masked | Each | bool | int | float | str | None
@@ -44,9 +44,19 @@ BLOCK = 1024  # numbers that share a scale in int8
 LARGEST_HALF = 65504.0
 DTYPES: dict[str, torch.dtype] = {
     str(t).removeprefix("torch."): t
-    for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
-              torch.int8, torch.uint8, torch.bool)
-}  # fmt: skip
+    for t in (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+}
 
 
 class WireError(FedKinError):
@@ -249,8 +259,12 @@ class _Plan:
         if how not in ways:
             _refuse(f"{name!r} is packed in no known way")
         count = math.prod(shape)
-        size = {"raw": count * dtype.itemsize, "bits": -(-count // 8), "fp16": 2 * count,
-                "int8": count + 4 * -(-count // BLOCK)}[str(how)]  # fmt: skip
+        size = {
+            "raw": count * dtype.itemsize,
+            "bits": -(-count // 8),
+            "fp16": 2 * count,
+            "int8": count + 4 * -(-count // BLOCK),
+        }[str(how)]
         becomes = count * dtype.itemsize
         if kind != "masked":
             return cls(name, kind, None, dtype, shape, str(how), size=size, becomes=becomes)
@@ -262,8 +276,18 @@ class _Plan:
         if not (of is None or isinstance(of, str)) or not isinstance(negated, bool) or count > whole:
             _refuse(f"{name!r} has no proper mask")
         bits = -(-whole // 8) if of is None else 0
-        return cls(name, kind, None, dtype, shape, str(how), full, (of, negated), size + bits,
-                   becomes + whole * (dtype.itemsize + 1))  # fmt: skip
+        return cls(
+            name,
+            kind,
+            None,
+            dtype,
+            shape,
+            str(how),
+            full,
+            (of, negated),
+            size + bits,
+            becomes + whole * (dtype.itemsize + 1),
+        )
 
 
 def _float(name: str, value: object) -> float:

@@ -25,34 +25,52 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkin.cohort import Cohort, DataPart, Scores, Site, Store
-from fedkin.compute import keys
+from fedkin.compute import random as keys
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
+from fedkin.compute.layout import Layout
 from fedkin.compute.program import frozen_digest, trace
 from fedkin.config import Config, make_config
+from fedkin.core.cohort import Cohort, DataPart, Scores, Site, Store
+from fedkin.core.federation import Masked, wire_bytes
 from fedkin.data import Dataset
 from fedkin.data.own import read_site, split_client
-from fedkin.deploy.model_file import Card, tensors_of
-from fedkin.deploy.model_file import save as save_model
 from fedkin.deploy.node import LIMIT
 from fedkin.deploy.policy import Declined, Policy, rounded
 from fedkin.deploy.state import Stamp, Vault, write_private
 from fedkin.deploy.wire import Parcel, Transport, pack, unpack
-from fedkin.engines.flower import MEASURED
+from fedkin.engines.remote import MEASURED
 from fedkin.errors import FedKinError
-from fedkin.federation import Masked, wire_bytes
-from fedkin.layout import Layout
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.methods.base import REPORTS
 from fedkin.models import build
-from fedkin.rounds import pick_device, pick_precision, point_of, training_of
+from fedkin.rounds.job import pick_device, pick_precision, point_of, training_of
+from fedkin.use.model_file import Card, tensors_of
+from fedkin.use.model_file import save as save_model
 
 Say = Callable[[str], None]
 
-TRAVELS = ("method", "options", "model", "head", "buffers", "rounds", "epochs", "batch", "optimiser", "lr", "momentum",
-           "weight_decay", "augment", "order", "seed", "test_share", "validation_share", "eval_point",
-           "precision")  # fmt: skip
+TRAVELS = (
+    "method",
+    "options",
+    "model",
+    "head",
+    "buffers",
+    "rounds",
+    "epochs",
+    "batch",
+    "optimiser",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "augment",
+    "order",
+    "seed",
+    "test_share",
+    "validation_share",
+    "eval_point",
+    "precision",
+)
 """The settings a server tells its sites; where and how a site computes is its own business."""
 MODEL = "personal.safetensors"
 RECORD = "record.jsonl"
@@ -141,8 +159,10 @@ class Worker:
         self.own = read_site(self.data, self.name, self.label)
         if self.policy.test_share is not None and self.own.tests is None:
             self._hold_back(self.policy.test_share)
-        self.say(f"{self.data}: {len(self.own.x)} samples of shape {self.own.x.shape[1:]}, "
-                 f"{len(np.unique(self.own.y))} classes")  # fmt: skip
+        self.say(
+            f"{self.data}: {len(self.own.x)} samples of shape {self.own.x.shape[1:]}, "
+            f"{len(np.unique(self.own.y))} classes"
+        )
 
     @property
     def model_file(self) -> Path:
@@ -226,15 +246,21 @@ class Worker:
     # ------------------------------------------------------------ joining
 
     def _hello(self) -> bytes:
-        from fedkin import __version__
+        from fedkin.version import VERSION
 
         x, y = self.own.x, self.own.y
         labels = np.unique(y)
         facts: dict[str, Any] = {
-            "kind": "hello", "site": self.name, "process": self.process, "fedkin": __version__,
-            "samples": len(x), "tests": self.own.tests, "shape": list(x.shape[1:]), "dtype": x.dtype.name,
+            "kind": "hello",
+            "site": self.name,
+            "process": self.process,
+            "fedkin": VERSION,
+            "samples": len(x),
+            "tests": self.own.tests,
+            "shape": list(x.shape[1:]),
+            "dtype": x.dtype.name,
             "labels": [v.item() for v in labels],
-        }  # fmt: skip
+        }
         self.say(f"sent: name, {len(x)} samples of shape {tuple(x.shape[1:])}, the names of {len(labels)} classes")
         return pack({}, facts)
 
@@ -269,25 +295,55 @@ class Worker:
         point = point_of(config, kind)
         store = Own(kind.keeps, layout, initial.to(device))
         site = Site(
-            forward=forward, layout=layout, initial=initial.to(device), source=source,
+            forward=forward,
+            layout=layout,
+            initial=initial.to(device),
+            source=source,
             parts={k: _only(place, clients, rows) for k, rows in parts.items()},  # type: ignore[misc]
-            names=[self.name if i == place else "" for i in range(clients)], classes=dataset.classes, seed=config.seed,
-            training=training_of(config, precision), store=store, chooser=Chooser(), hold=point != "received",
-        )  # fmt: skip
+            names=[self.name if i == place else "" for i in range(clients)],
+            classes=dataset.classes,
+            seed=config.seed,
+            training=training_of(config, precision),
+            store=store,
+            chooser=Chooser(),
+            hold=point != "received",
+        )
         vault = Vault(self.folder, run)
         vault.same_data(self.data_print)
         stamp, remark = self._resume(vault, attempt, begin)
         store.tensors = {k: t.to(device) for k, t in vault.load(store.expected()).items()}
-        card = Card.of(dataset, config.model, head=layout.head_name, method=config.method, run=run, site=self.name,
-                       seed=config.seed)  # fmt: skip
+        card = Card.of(
+            dataset,
+            config.model,
+            head=layout.head_name,
+            method=config.method,
+            run=run,
+            site=self.name,
+            seed=config.seed,
+        )
         transport = f.get("transport", "fp32")
-        self.joined = Joined(run, attempt, place, config, kind(options), network, site, store, card, vault, stamp,
-                             transport if transport in ("fp16", "int8") else "fp32")  # fmt: skip
-        self.say(f"joined run {run} as number {place + 1} of {clients}: {config.method}, {config.model}, "
-                 f"{config.rounds} rounds, from round {begin + 1}{remark}")  # fmt: skip
+        self.joined = Joined(
+            run,
+            attempt,
+            place,
+            config,
+            kind(options),
+            network,
+            site,
+            store,
+            card,
+            vault,
+            stamp,
+            transport if transport in ("fp16", "int8") else "fp32",
+        )
+        self.say(
+            f"joined run {run} as number {place + 1} of {clients}: {config.method}, {config.model}, "
+            f"{config.rounds} rounds, from round {begin + 1}{remark}"
+        )
         sizes = {k: len(rows) for k, rows in parts.items()}
-        self.say("sent: that it takes part, and on how many samples: "
-                 + ", ".join(f"{n} {k}" for k, n in sizes.items()))  # fmt: skip
+        self.say(
+            "sent: that it takes part, and on how many samples: " + ", ".join(f"{n} {k}" for k, n in sizes.items())
+        )
         return pack({}, {"kind": "joined", **sizes, "remark": remark})
 
     def _resume(self, vault: Vault, attempt: int, begin: int) -> tuple[Stamp, str]:
@@ -361,9 +417,11 @@ class Worker:
         loss = float(cohort.losses.float().nanmean()) if len(cohort.losses) else math.nan
         loss = rounded(loss) if self.policy.evaluation != 0 else loss
         fields = {
-            "kind": "reply", "loss": loss if math.isfinite(loss) else None, "seconds": time.perf_counter() - begin,
+            "kind": "reply",
+            "loss": loss if math.isfinite(loss) else None,
+            "seconds": time.perf_counter() - begin,
             "steps": job.site.chooser.client_steps - steps,
-        }  # fmt: skip
+        }
         packed = pack(checked, fields, job.transport)
         self._noted["sent"] = _sizes(checked)
         job.questions[number] = job.questions.get(number, 0) + 1
@@ -380,8 +438,10 @@ class Worker:
         if number > job.config.rounds:
             raise FedKinError(f"asked for round {number + 1} of {job.config.rounds}")
         if job.questions.get(number, 0) >= self.policy.questions:
-            raise Declined(f"one question more of round {number + 1}: this site's policy answers at most "
-                           f"{self.policy.questions} (questions)")  # fmt: skip
+            raise Declined(
+                f"one question more of round {number + 1}: this site's policy answers at most "
+                f"{self.policy.questions} (questions)"
+            )
 
     def _check_phase(self, job: Joined, phase: str) -> None:
         """A client function of this method: public, and it takes a client first."""
@@ -466,8 +526,10 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
 
 def printable(text: str) -> str:
     """For a log on a terminal: no control codes, and no second line that looks like a first."""
-    lines = ("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-             for line in text.rstrip("\n").split("\n"))  # fmt: skip
+    lines = (
+        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        for line in text.rstrip("\n").split("\n")
+    )
     return "\n    ".join(lines)
 
 

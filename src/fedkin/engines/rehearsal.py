@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.cohort import Cohort, Site, Store
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
+from fedkin.core.cohort import Cohort, Site, Store
+from fedkin.core.federation import Each, Masked, Spec, spec_of
 from fedkin.errors import FedKinError
-from fedkin.federation import Each, Masked, Spec, spec_of
 
 if TYPE_CHECKING:
     from fedkin.methods.base import Method
@@ -41,11 +41,14 @@ class Rehearsal:
         y = np.arange(3 * SAMPLES) % site.classes
         rows = np.split(np.arange(3 * SAMPLES), 3)
         self._site = replace(
-            site, source=Source(x.astype(dtype), y, torch.device("cpu")), names=["rehearsal"],
+            site,
+            source=Source(x.astype(dtype), y, torch.device("cpu")),
+            names=["rehearsal"],
             parts={"train": [rows[0]], "validation": [rows[1]], "test": [rows[2]]},
             training=replace(site.training, epochs=1, batch=min(site.training.batch, SAMPLES)),
-            store=Store(1, site.store.keeps, site.layout, site.initial), chooser=Chooser("each"),
-        )  # fmt: skip
+            store=Store(1, site.store.keeps, site.layout, site.initial),
+            chooser=Chooser("each"),
+        )
         self._known: dict[object, tuple[Spec | str, int]] = {}
 
     def __call__(self, function: str, message: Mapping[str, object], round: int, anew: bool = False) -> Spec | str:

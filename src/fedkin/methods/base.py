@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
-from fedkin.cohort import Cohort, Keep
+from fedkin.compute.layout import Layout
+from fedkin.core.cohort import Cohort, Keep
+from fedkin.core.federation import Clients, Federation, Reply
 from fedkin.errors import unknown
-from fedkin.federation import Clients, Federation, Reply
-from fedkin.layout import Layout
 from fedkin.options import option, validated
 from fedkin.registry import Registry
 

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedkin.cohort import Cohort, DataPart, Learn
+from fedkin.compute.layout import Layout
+from fedkin.core.cohort import Cohort, DataPart, Learn
+from fedkin.core.federation import Clients, Federation, Replies, Reply
 from fedkin.errors import UsageError
-from fedkin.federation import Clients, Federation, Replies, Reply
-from fedkin.layout import Layout
 from fedkin.methods.base import METHODS, option
 from fedkin.methods.committee import ballots, better_half, by_lot, contribution, lower_bound, panels, seats, tally
 from fedkin.methods.finetune import TunedAtTheEnd

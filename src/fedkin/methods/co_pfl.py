@@ -20,10 +20,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedkin.cohort import Cohort, Keep
+from fedkin.compute.layout import Layout
 from fedkin.compute.optim import SGD, Adam, Moments, Optimiser
-from fedkin.federation import Clients, Federation, Masked, Reply, each
-from fedkin.layout import Layout
+from fedkin.core.cohort import Cohort, Keep
+from fedkin.core.federation import Clients, Federation, Masked, Reply, each
 from fedkin.methods.base import METHODS, Method, option
 from fedkin.methods.masks import cosine, grow, learnable, leave_one_out, normalised, shared_mean
 
@@ -33,13 +33,16 @@ class COPFLOptions:
     p: float = option(0.25, "share of weights a mask gains at a time; 0: nothing becomes personal", low=0, high=1)
     gamma: float = option(0.5, "largest share of personal weights", low=0, high=1)
     scope: Literal["per_tensor_unmasked", "global"] = option(
-        "per_tensor_unmasked", "top p of what is still shared of each weight tensor, or of all weights (eq. 6)")
+        "per_tensor_unmasked", "top p of what is still shared of each weight tensor, or of all weights (eq. 6)"
+    )
     ranking: Literal["rounded", "exact"] = option(
-        "rounded", "changes are compared to three digits, ties by position, so that devices agree; or as they are")
+        "rounded", "changes are compared to three digits, ties by position, so that devices agree; or as they are"
+    )
     mask_every: int = option(1, "rounds between two mask updates", low=1)
     optimiser: Literal["mamo", "adam", "sgd"] = option("mamo", "two passes under masks, or one joint one")
     alternation: Literal["jacobi", "gauss_seidel"] = option(
-        "jacobi", "both passes start from the same model, or take turns every epoch")
+        "jacobi", "both passes start from the same model, or take turns every epoch"
+    )
     lr: float | None = option(None, "learning rate (default: the run's)", above=0)
     beta1: float = option(0.9, "decay of Adam's first moment", low=0, high=0.9999)
     beta2: float = option(0.999, "decay of Adam's second moment", low=0, high=0.9999)
@@ -47,7 +50,8 @@ class COPFLOptions:
     cowa: Literal["both", "pred", "grad", "none"] = option("both", "scores that count; none: equal weights")
     pred_clip: float | None = option(None, "largest prediction score, in units of ln(classes)", above=0)
     aggregation: Literal["per_coordinate", "or_freeze"] = option(
-        "per_coordinate", "average over those who share a coordinate, or freeze it once it is personal to anybody")
+        "per_coordinate", "average over those who share a coordinate, or freeze it once it is personal to anybody"
+    )
 
 
 @METHODS.register("co-pfl")
@@ -72,10 +76,13 @@ class COPFL(Method):
     private = "the weights under the mask, both Adam memories"
     profiles = {"paper": {}, "robust": {"pred_clip": 2.0}}
     keeps = {
-        "own": Keep("row"), "received": Keep("model"), "mask": Keep("row", "zeros", torch.bool),
+        "own": Keep("row"),
+        "received": Keep("model"),
+        "mask": Keep("row", "zeros", torch.bool),
         **{f"{part}_{moment}": Keep("row", "zeros") for part in ("personal", "shared") for moment in ("u", "v")},
-        "personal_steps": Keep((), "zeros"), "shared_steps": Keep((), "zeros"),
-    }  # fmt: skip
+        "personal_steps": Keep((), "zeros"),
+        "shared_steps": Keep((), "zeros"),
+    }
 
     @classmethod
     def unused(cls, options: Any) -> Mapping[str, str]:

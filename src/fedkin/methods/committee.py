@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from fedkin.compute import keys
+from fedkin.compute import random as keys
+from fedkin.core.federation import Clients, Federation, Replies
 from fedkin.errors import UsageError
-from fedkin.federation import Clients, Federation, Replies
 
 Vote = Literal["mean", "median", "trimmed"]
 Bools = NDArray[np.bool_]

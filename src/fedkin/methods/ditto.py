@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedkin.cohort import Cohort, Keep, Model
-from fedkin.federation import Clients, Federation, Reply
+from fedkin.core.cohort import Cohort, Keep, Model
+from fedkin.core.federation import Clients, Federation, Reply
 from fedkin.methods.base import METHODS, WHOLE, Method, Needs, option
 
 

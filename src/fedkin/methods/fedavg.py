@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedkin.cohort import Cohort
-from fedkin.federation import Clients, Federation, Reply
+from fedkin.core.cohort import Cohort
+from fedkin.core.federation import Clients, Federation, Reply
 from fedkin.methods.base import METHODS, WHOLE, Method
 
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedkin.cohort import Cohort, Learn
-from fedkin.federation import Clients, Federation, Reply
+from fedkin.core.cohort import Cohort, Learn
+from fedkin.core.federation import Clients, Federation, Reply
 from fedkin.methods.base import METHODS, option
 from fedkin.methods.finetune import TunedAtTheEnd
 

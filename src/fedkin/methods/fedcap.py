@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkin.cohort import Cohort, Keep, Model
-from fedkin.federation import Clients, Federation, Reply, each, weighted_mean
-from fedkin.layout import Layout
+from fedkin.compute.layout import Layout
+from fedkin.core.cohort import Cohort, Keep, Model
+from fedkin.core.federation import Clients, Federation, Reply, each, weighted_mean
 from fedkin.methods.base import METHODS, WHOLE, Method, Needs
 from fedkin.methods.similarity import FedCAPOptions, Phi, contributions, detect, rows_of, usual
 from fedkin.robust import Detector

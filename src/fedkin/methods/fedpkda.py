@@ -18,11 +18,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedkin.cohort import Cohort, Keep
+from fedkin.compute.layout import Layout
 from fedkin.compute.losses import Term, align, cross_entropy
 from fedkin.compute.optim import SGD
-from fedkin.federation import Clients, Federation, Masked, Replies, Reply
-from fedkin.layout import Layout
+from fedkin.core.cohort import Cohort, Keep
+from fedkin.core.federation import Clients, Federation, Masked, Replies, Reply
 from fedkin.methods.base import METHODS, Method, option
 from fedkin.methods.prototypes import PrototypeOptions, global_prototypes, phase, remember, spread
 
@@ -33,12 +33,15 @@ class FedPKDAOptions(PrototypeOptions):
     omega_global: float = option(0.9, "pull towards the global prototypes, growing", low=0)
     offset: float = option(0.1, "added to both pulls", low=0)
     phi_scale: float = option(1.0, "how far along the phase function the last round is", above=0)
-    first_t: int = option(1, "t of the first round in phi(t/T); 1: t/T is in (0, 1] (paper); 0: the authors' code",
-                          low=0, high=1)  # fmt: skip
+    first_t: int = option(
+        1, "t of the first round in phi(t/T); 1: t/T is in (0, 1] (paper); 0: the authors' code", low=0, high=1
+    )
     pull: Literal["mean", "class_means", "printed"] = option(
-        "mean", "mean: squared difference to the prototype of the sample's class, mean over features and batch; "
+        "mean",
+        "mean: squared difference to the prototype of the sample's class, mean over features and batch; "
         "class_means: summed over the batch's classes (authors' code); printed: squared distance to the prototypes of "
-        "all classes (eqs. 8, 9)")
+        "all classes (eqs. 8, 9)",
+    )
     own_clip: bool = option(False, "a client's own prototypes are means of clipped features too (eq. 2)")
     variant: Literal["full", "base", "kda", "cp"] = option("full", "base: no pull; kda: own only; cp: global only, 1")
     align: Literal["loss", "before"] = option("loss", "align within the training loss, or in an epoch before it")
@@ -71,10 +74,20 @@ class FedPKDA(Method):
     private = "the head, exact prototypes"
     keeps = {"local": Keep("row")}  # the model after the last training
     profiles = {
-        "paper": {}, "robust": {"cov": "diag", "gamma_clip": 5.0},
-        "official": {"omega_local": 0.3, "omega_global": 0.5, "phi_scale": 5.0, "first_t": 0, "align": "before",
-                     "pull": "class_means", "share": "model", "senders": "all", "proto_cache": False},
-    }  # fmt: skip
+        "paper": {},
+        "robust": {"cov": "diag", "gamma_clip": 5.0},
+        "official": {
+            "omega_local": 0.3,
+            "omega_global": 0.5,
+            "phi_scale": 5.0,
+            "first_t": 0,
+            "align": "before",
+            "pull": "class_means",
+            "share": "model",
+            "senders": "all",
+            "proto_cache": False,
+        },
+    }
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
         if self.options.share == "body":

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedkin.cohort import Cohort
-from fedkin.federation import Reply
+from fedkin.core.cohort import Cohort
+from fedkin.core.federation import Reply
 from fedkin.methods.base import METHODS, option
 from fedkin.methods.fedavg import FedAvg
 

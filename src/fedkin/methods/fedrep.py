@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedkin.cohort import Cohort
-from fedkin.federation import Reply
+from fedkin.core.cohort import Cohort
+from fedkin.core.federation import Reply
 from fedkin.methods.base import METHODS, option
 from fedkin.methods.fedper import FedPer
 

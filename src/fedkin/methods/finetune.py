@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fedkin.cohort import Cohort, Keep, Learn
-from fedkin.federation import Federation
-from fedkin.layout import Layout
+from fedkin.compute.layout import Layout
+from fedkin.core.cohort import Cohort, Keep, Learn
+from fedkin.core.federation import Federation
 from fedkin.methods.base import Method, Needs
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fedkin.cohort import Cohort, Keep
-from fedkin.federation import Clients, Federation, Reply
-from fedkin.layout import Layout
+from fedkin.compute.layout import Layout
+from fedkin.core.cohort import Cohort, Keep
+from fedkin.core.federation import Clients, Federation, Reply
 from fedkin.methods.base import METHODS, Method, option
 
 

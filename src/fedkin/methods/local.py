@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedkin.cohort import Cohort, Keep
-from fedkin.federation import Clients, Federation
+from fedkin.core.cohort import Cohort, Keep
+from fedkin.core.federation import Clients, Federation
 from fedkin.methods.base import METHODS, WHOLE, Method, Needs, option
 
 

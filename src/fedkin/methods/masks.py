@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedkin.layout import Layout
+from fedkin.compute.layout import Layout
 
 Scope = Literal["per_tensor_unmasked", "global"]
 NEARLY_ALL = 1e-6  # with less weight than this left, there are no others to speak of

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.cohort import Cohort
-from fedkin.compute import keys
+from fedkin.compute import random as keys
+from fedkin.compute.layout import Layout, inside
 from fedkin.compute.losses import Term, cross_entropy, guide
+from fedkin.core.cohort import Cohort
+from fedkin.core.federation import Clients, Federation, Replies, Reply, each
 from fedkin.errors import UsageError
-from fedkin.federation import Clients, Federation, Replies, Reply, each
-from fedkin.layout import Layout, inside
 from fedkin.methods.base import METHODS, option
 from fedkin.methods.fedper import FedPer
 from fedkin.methods.mixture import Bools, Clustering, Floats, distances, lower_group
@@ -130,8 +130,10 @@ def classifier(layout: Layout) -> tuple[int, int]:
     slots, name = [s for s in layout.slots if s.kind == "head"], layout.head_name
     still = [n for n in layout.frozen if inside(n, name)]
     if still:
-        raise UsageError(f"method 'pfedcs' compares whole classifiers, but {still[0]!r} of the head is frozen "
-                         "(requires_grad=False): let it learn, or take another method")  # fmt: skip
+        raise UsageError(
+            f"method 'pfedcs' compares whole classifiers, but {still[0]!r} of the head is frozen "
+            "(requires_grad=False): let it learn, or take another method"
+        )
     if [len(s.shape) for s in slots] not in ([2], [2, 1]) or slots[0].name != f"{name}.weight":
         raise UsageError(f"method 'pfedcs' compares linear classifiers: head {name!r} is not a linear layer")
     return slots[0].shape[0], slots[0].shape[1]

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.cohort import Cohort
-from fedkin.compute import keys
+from fedkin.compute import random as keys
+from fedkin.core.cohort import Cohort
 from fedkin.errors import UsageError
 from fedkin.options import option
 
@@ -46,7 +46,8 @@ class PrototypeOptions:
     target_epsilon: float | None = option(None, "choose b so that each class and round costs this epsilon", above=0)
 
     cov: Literal["full", "diag", "ledoit_wolf"] = option(
-        "full", "covariance behind the distances; full sees no outlier among fewer than F + 2 prototypes")
+        "full", "covariance behind the distances; full sees no outlier among fewer than F + 2 prototypes"
+    )
     senders: Literal["participants", "all"] = option("participants", "who sends prototypes each round")
     proto_cache: bool = option(True, "also use the last prototypes of clients that sent none this round")
 
@@ -102,8 +103,12 @@ class PrototypeOptions:
         else:
             meaning = f"the prototypes sent so far are {total:.4g}-differentially private"
         meaning += "; models and their weights in the average travel without noise"
-        return {"per_class_and_round": float(cost.max()), "composed": total, "smallest_class": int(count.min()),
-                "meaning": meaning}  # fmt: skip
+        return {
+            "per_class_and_round": float(cost.max()),
+            "composed": total,
+            "smallest_class": int(count.min()),
+            "meaning": meaning,
+        }
 
 
 def laplace(seed: int, clients: keys.I64, round: int, shape: tuple[int, ...]) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedkin.federation import Clients
+from fedkin.core.federation import Clients
 from fedkin.options import option
 
 Phi = float | Literal["equal"] | None

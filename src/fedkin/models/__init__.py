@@ -5,5 +5,13 @@ from fedkin.models.ready import Ready, Samples
 from fedkin.models.zoo import MODELS, ModelEntry, build, default_model
 
 __all__ = [
-    "MODELS", "Given", "ModelEntry", "Ready", "Samples", "build", "default_model", "draw_anew", "first_network",
-]  # fmt: skip
+    "MODELS",
+    "Given",
+    "ModelEntry",
+    "Ready",
+    "Samples",
+    "build",
+    "default_model",
+    "draw_anew",
+    "first_network",
+]

@@ -28,12 +28,16 @@ def first_network(given: Given, seed: int, init: Literal["seed", "given"]) -> tu
     odd = draw_anew(network, seed)
     if odd is None:
         which = kind if all(p.requires_grad for p in network.parameters()) else f"{kind} that are not frozen"
-        return network, (f"the weights of {which} were drawn anew from seed {seed} by its layers' reset_parameters: "
-                         f"init='given' keeps those it came with, model={kind} (the class) lets it draw its "
-                         "own")  # fmt: skip
-    return network, (f"{kind} starts the same at every seed, so the spread over seeds leaves its first weights out: "
-                     f"{odd} has weights and no reset_parameters; give the class (model={kind}), or say "
-                     "init='given'")  # fmt: skip
+        return network, (
+            f"the weights of {which} were drawn anew from seed {seed} by its layers' reset_parameters: "
+            f"init='given' keeps those it came with, model={kind} (the class) lets it draw its "
+            "own"
+        )
+    return network, (
+        f"{kind} starts the same at every seed, so the spread over seeds leaves its first weights out: "
+        f"{odd} has weights and no reset_parameters; give the class (model={kind}), or say "
+        "init='given'"
+    )
 
 
 def draw_anew(network: nn.Module, seed: int) -> str | None:
@@ -67,8 +71,9 @@ def _made(make: Callable[[], nn.Module], seed: int, init: str) -> nn.Module:
         try:
             network = make()
         except TypeError as error:
-            raise UsageError(f"model={name} is called without arguments, which failed ({error}): give "
-                             f"model=lambda: {name}(...)") from error  # fmt: skip
+            raise UsageError(
+                f"model={name} is called without arguments, which failed ({error}): give model=lambda: {name}(...)"
+            ) from error
     if not isinstance(network, nn.Module):
         raise UsageError(f"model={name} made a {type(network).__name__}, not an nn.Module")
     return _copied(network)
@@ -78,6 +83,8 @@ def _copied(network: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(network).cpu()
     except Exception as error:  # a module may hold anything
-        raise UsageError(f"{type(network).__name__} cannot be copied, and every client needs a copy ({error}); an old "
-                         "torch.nn.utils.weight_norm does this, one of torch.nn.utils.parametrizations does "
-                         "not") from error  # fmt: skip
+        raise UsageError(
+            f"{type(network).__name__} cannot be copied, and every client needs a copy ({error}); an old "
+            "torch.nn.utils.weight_norm does this, one of torch.nn.utils.parametrizations does "
+            "not"
+        ) from error

@@ -67,9 +67,7 @@ class ConvNet(nn.Module):
         super().__init__()
         pool = (2 if kernel[0] > 1 else 1, 2)
         first, second = channels
-        sizes = [
-            ((size - k + 1) // p - k + 1) // p for size, k, p in zip(shape[1:], kernel, pool, strict=True)
-        ]
+        sizes = [((size - k + 1) // p - k + 1) // p for size, k, p in zip(shape[1:], kernel, pool, strict=True)]
         self.body = nn.Sequential(
             nn.Conv2d(shape[0], first, kernel),
             nn.ReLU(),
@@ -161,9 +159,7 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outside)
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or inside != outside:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
-            )
+            self.downsample = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))

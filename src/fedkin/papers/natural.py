@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from fedkin.papers.compare import Record, measured
+from fedkin.papers.verdicts import Record, measured
 
 BASELINE = "FedAvg-FT"
 FIVE = ("PFedCS", "FedPKDA", "FedCAP", "C-PFL", "CO-PFL")  # the papers that FedKin holds the tables of
 COUNTED = "macro"
 OWN_RATE = "CO-PFL"  # the one method whose rate was chosen for itself
-RATES = (f"{OWN_RATE}'s rate was chosen for it (Adam, the best of four), the others' for FedAvg as received (SGD, the "
-         "best of five): how much of its lead it owes to that is not measured.")  # fmt: skip
+RATES = (
+    f"{OWN_RATE}'s rate was chosen for it (Adam, the best of four), the others' for FedAvg as received (SGD, the "
+    "best of five): how much of its lead it owes to that is not measured."
+)
 
 
 @dataclass(frozen=True)
@@ -108,12 +110,16 @@ def said(record: Record) -> str:
     others = [e for e in entries(record) if e.name != best.name]
     if len(found.level) > 1:
         names = ", ".join(e.name for e in found.level if e is not best)
-        text = (f"Take {first.name} first ({first.text}, {first.judged}). {best.name} has the highest mean "
-                f"({best.text}, {best.judged}), but is ahead of {names} by no more than the spread over seeds"
-                f"{_seeds(record)}; {first.name} is the simplest of them.")  # fmt: skip
+        text = (
+            f"Take {first.name} first ({first.text}, {first.judged}). {best.name} has the highest mean "
+            f"({best.text}, {best.judged}), but is ahead of {names} by no more than the spread over seeds"
+            f"{_seeds(record)}; {first.name} is the simplest of them."
+        )
         if first is best:
-            text = (f"Take {first.name} first ({first.text}, {first.judged}): it has the highest mean and is the "
-                    f"simplest of those that are level with it{_seeds(record)} ({names}).")  # fmt: skip
+            text = (
+                f"Take {first.name} first ({first.text}, {first.judged}): it has the highest mean and is the "
+                f"simplest of those that are level with it{_seeds(record)} ({names})."
+            )
     else:
         text = f"Take {best.name} first ({best.text}, {best.judged})"
         if others:
@@ -157,8 +163,10 @@ def rates(record: Record) -> dict[tuple[str, str], str]:
 
 def overview(records: Sequence[Record]) -> list[str]:
     """One line of a Markdown table for each federation."""
-    lines = [f"| federation | take first | {BASELINE} | Local | best of the five papers' | its lead over {BASELINE} |",
-             "| --- | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    lines = [
+        f"| federation | take first | {BASELINE} | Local | best of the five papers' | its lead over {BASELINE} |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
     for record in records:
         found = advice(record)
         if found is None:
@@ -167,8 +175,13 @@ def overview(records: Sequence[Record]) -> list[str]:
         local = next((e for e in entries(record) if e.name == "Local"), None)
         five = found.five[0] if found.five else None
         gap = lead(five, found.baseline).text if five and found.baseline else "–"
-        shown: list[Any] = [_named(found.first), found.baseline.text if found.baseline else "–",
-                            local.text if local else "–", _named(five) if five else "–", gap]  # fmt: skip
+        shown: list[Any] = [
+            _named(found.first),
+            found.baseline.text if found.baseline else "–",
+            local.text if local else "–",
+            _named(five) if five else "–",
+            gap,
+        ]
         lines.append(f"| {record['title']} | {' | '.join(shown)} |")
     return lines
 
@@ -180,9 +193,11 @@ def plainly(records: Sequence[Record]) -> str:
         return ""
     none = sum(not _ahead(a) for a in found)
     rates = f" {RATES}" if any(e.name == OWN_RATE for a in found for e in a.five) else ""
-    return (f"In {none} of {len(found)} federations none of the five papers' methods ({', '.join(FIVE)}) is ahead of "
-            f"{BASELINE}, FedAvg's model trained on by each client, by more than the spread over seeds."
-            f"{rates}")  # fmt: skip
+    return (
+        f"In {none} of {len(found)} federations none of the five papers' methods ({', '.join(FIVE)}) is ahead of "
+        f"{BASELINE}, FedAvg's model trained on by each client, by more than the spread over seeds."
+        f"{rates}"
+    )
 
 
 def _named(entry: Entry) -> str:

@@ -11,18 +11,38 @@ from typing import Any
 from fedkin.config import Config
 from fedkin.data import Dataset, Split
 from fedkin.errors import DataError, FedKinError
-from fedkin.papers.metrics import Outcome, metric_of
-from fedkin.papers.tables import NO_DATA, Cell, Paper, Table
+from fedkin.papers.measures import Outcome, metric_of
+from fedkin.papers.published import NO_DATA, Cell, Paper, Table
 
 QUICK_ROUNDS, QUICK_SAMPLES, QUICK_CLIENTS = 3, 60, 10
 STAND_IN = "digits"
 KEPT_SPLITS = 4
 NEVER = 10**9
 NOT_RESUMED = {"checkpoint_every": 0}  # the runs of a table are begun anew if stopped: their models would fill a disk
-SPLIT_KEYS = ("data", "clients", "partition", "seed", "samples_per_client", "quantity_skew", "test_share", "shift",
-              "severity")  # fmt: skip
-KIND_KEYS = ("method", "data", "model", "clients", "partition", "participation", "epochs", "batch",
-             "samples_per_client", "augment", "rule")  # fmt: skip
+SPLIT_KEYS = (
+    "data",
+    "clients",
+    "partition",
+    "seed",
+    "samples_per_client",
+    "quantity_skew",
+    "test_share",
+    "shift",
+    "severity",
+)
+KIND_KEYS = (
+    "method",
+    "data",
+    "model",
+    "clients",
+    "partition",
+    "participation",
+    "epochs",
+    "batch",
+    "samples_per_client",
+    "augment",
+    "rule",
+)
 
 
 class Data:
@@ -57,7 +77,7 @@ class Data:
 
     def of(self, config: Config) -> tuple[Dataset, Split]:
         from fedkin.methods import METHODS
-        from fedkin.rounds import load_data, split_of
+        from fedkin.rounds.job import load_data, split_of
 
         share = METHODS[config.method].holdout if config.validation_share is None else config.validation_share
         key = (*(getattr(config, k) for k in SPLIT_KEYS), share)
@@ -77,13 +97,21 @@ class Data:
 def quick(config: Config, data: Data) -> Config:
     """The same run, far smaller: for seeing that everything works. Digits stand in for data that are not here."""
     small: dict[str, Any] = {
-        "rounds": min(config.rounds, QUICK_ROUNDS), "epochs": 1, "eval_every": 1,
+        "rounds": min(config.rounds, QUICK_ROUNDS),
+        "epochs": 1,
+        "eval_every": 1,
         "samples_per_client": min(config.samples_per_client or QUICK_SAMPLES, QUICK_SAMPLES),
-    }  # fmt: skip
+    }
     if data.lacks(config.data):
         partition = "dirichlet:0.5" if config.partition.startswith("dirichlet") else "pathological:2"
-        small |= {"data": STAND_IN, "model": None, "partition": partition, "shift": None, "augment": False,
-                  "clients": min(config.clients or QUICK_CLIENTS, QUICK_CLIENTS)}  # fmt: skip
+        small |= {
+            "data": STAND_IN,
+            "model": None,
+            "partition": partition,
+            "shift": None,
+            "augment": False,
+            "clients": min(config.clients or QUICK_CLIENTS, QUICK_CLIENTS),
+        }
         if config.attackers != "redrawn":
             small["attackers"] = "fixed"  # those named may not be among fewer clients
     return replace(config, **small)
@@ -135,12 +163,18 @@ class Plan:
 
 
 def make_plan(
-    paper: Paper, selection: Mapping[Table, Iterable[Cell]] | Iterable[tuple[Table, Cell]], seeds: Sequence[int],
-    data: Data, *, small: bool = False, settings: Mapping[str, Any] | None = None,
-) -> Plan:  # fmt: skip
+    paper: Paper,
+    selection: Mapping[Table, Iterable[Cell]] | Iterable[tuple[Table, Cell]],
+    seeds: Sequence[int],
+    data: Data,
+    *,
+    small: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> Plan:
     """`settings`: where and how to run (device, precision, ...), the same for all."""
-    pairs = ([(t, c) for t, cells in selection.items() for c in cells] if isinstance(selection, Mapping)
-             else list(selection))  # fmt: skip
+    pairs = (
+        [(t, c) for t, cells in selection.items() for c in cells] if isinstance(selection, Mapping) else list(selection)
+    )
     plan = Plan(paper, [], seeds, small)
 
     def planned(table: Table, cell: Cell) -> Planned:
@@ -204,9 +238,12 @@ class Estimate:
 
 
 def calibrate(
-    configs: Sequence[Config], data: Data, done: Iterable[Outcome] = (), limit: float = 60.0,
+    configs: Sequence[Config],
+    data: Data,
+    done: Iterable[Outcome] = (),
+    limit: float = 60.0,
     tell: Callable[[Config], None] | None = None,
-) -> Estimate:  # fmt: skip
+) -> Estimate:
     """A round or two of the first run of each kind, timed; kinds that were run before count as they took then. After
     `limit` seconds the rest is guessed from what is known."""
     found, begin = Estimate(), time.perf_counter()
@@ -246,7 +283,7 @@ def _config_of(outcome: Outcome) -> Config | None:
 def _measure(config: Config, data: Data) -> Cost:
     import torch
 
-    from fedkin.rounds import prepare
+    from fedkin.rounds.job import prepare
 
     def now() -> float:
         if torch.cuda.is_available():

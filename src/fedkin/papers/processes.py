@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedkin.config import Config
 from fedkin.errors import FedKinError
-from fedkin.papers.metrics import Outcome
+from fedkin.papers.measures import Outcome
 from fedkin.papers.plan import Data
 
 if TYPE_CHECKING:
-    from fedkin.rounds import Event
+    from fedkin.rounds.job import Event
 
 
 @dataclass
@@ -34,9 +34,15 @@ class _Worker:
 
 
 def run_in_processes(
-    groups: Sequence[Sequence[int]], configs: Sequence[Config], data: Data, jobs: int, *,
-    hear: Callable[[int, Event], None], done: Callable[[int, Outcome | Exception], None], go_on: Callable[[], bool],
-) -> None:  # fmt: skip
+    groups: Sequence[Sequence[int]],
+    configs: Sequence[Config],
+    data: Data,
+    jobs: int,
+    *,
+    hear: Callable[[int, Event], None],
+    done: Callable[[int, Outcome | Exception], None],
+    go_on: Callable[[], bool],
+) -> None:
     """Each group in whichever of `jobs` processes is free, in order. The runs of a process that dies have failed; the
     others go on. Whatever ends this (Ctrl-C, say) ends the processes too."""
     waiting = deque(groups)
@@ -92,7 +98,7 @@ def _begin(number: int, jobs: int, data: Data) -> _Worker:
 
 def _work(line: Connection, data_dir: str | None, download: bool, number: int, jobs: int) -> None:
     """What a process does: ask for runs until there are none."""
-    from fedkin.papers.reproduce import run_batch
+    from fedkin.papers.runner import run_batch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the first process ends the others
     if hasattr(os, "sched_setaffinity"):

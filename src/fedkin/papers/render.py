@@ -17,7 +17,9 @@ from typing import Any
 
 from fedkin.errors import DataError, UsageError
 from fedkin.papers import natural
-from fedkin.papers.compare import (
+from fedkin.papers.measures import metric_of
+from fedkin.papers.published import NAMES, NO_DATA, Paper, Table, load_paper, table_names
+from fedkin.papers.verdicts import (
     CHOICE,
     FAILED,
     NOT_RUN,
@@ -40,12 +42,26 @@ from fedkin.papers.compare import (
     united,
     verdicts,
 )
-from fedkin.papers.metrics import metric_of
-from fedkin.papers.tables import NAMES, NO_DATA, Paper, Table, load_paper, table_names
 
 PROVENANCE = ("seeds", "command", "commit", "device")
-CELL_KEYS = ("row", "column", "metric", "unit", "lower", "paper", "ours", "std", "seeds", "values", "rounds",
-             "command", "commit", "device", "settings", "note")  # fmt: skip
+CELL_KEYS = (
+    "row",
+    "column",
+    "metric",
+    "unit",
+    "lower",
+    "paper",
+    "ours",
+    "std",
+    "seeds",
+    "values",
+    "rounds",
+    "command",
+    "commit",
+    "device",
+    "settings",
+    "note",
+)
 DEFINED = ("judged", "reading")  # of a cell: what its definition says of it; files from before have no such words
 LACKING = (NO_DATA, *(f"{what} not there yet" for what in ("method", "model", "attack", "rule")))
 DAGGER = "†"
@@ -105,8 +121,14 @@ def markdown(record: Record, level: int = 2, everything: bool = True) -> str:
 
 
 def wrapped(text: str, bullet: str = "") -> str:
-    return textwrap.fill(text, 119, initial_indent=bullet, subsequent_indent=" " * len(bullet), break_on_hyphens=False,
-                         break_long_words=False)  # fmt: skip
+    return textwrap.fill(
+        text,
+        119,
+        initial_indent=bullet,
+        subsequent_indent=" " * len(bullet),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def evaluation(record: Record) -> str:
@@ -155,10 +177,16 @@ def remarks(record: Record) -> list[str]:
     ranks, checks = ([], []) if record["quick"] else (rankings(record), verdicts(record))
     told_ = [natural.said(record)] if record["kind"] == "comparison" and not record["quick"] else []
     return [
-        *([f"*: {QUICK}."] if record["quick"] else []), *told_, *map(_verdict_text, checks),
-        *([_ranking_text(ranks)] if ranks else []), *_readings(record), *_notes(record), *_older(record),
-        *(f"Not measured: {text}" for text in _unmeasured(record)), *_origins(record),
-    ]  # fmt: skip
+        *([f"*: {QUICK}."] if record["quick"] else []),
+        *told_,
+        *map(_verdict_text, checks),
+        *([_ranking_text(ranks)] if ranks else []),
+        *_readings(record),
+        *_notes(record),
+        *_older(record),
+        *(f"Not measured: {text}" for text in _unmeasured(record)),
+        *_origins(record),
+    ]
 
 
 def _grid(record: Record, everything: bool) -> list[str]:
@@ -209,10 +237,13 @@ def _verdict_text(verdict: dict[str, Any]) -> str:
 
 def _limits(verdict: dict[str, Any]) -> list[str]:
     """What takes away from a verdict."""
-    said = ((verdict["single"], "at one seed"), (verdict["mixed"], "between different evaluation points"),
-            (verdict["chosen"], "under a reading chosen after measuring"),
-            (verdict["older"], f"of numbers made before a change that can move them ({DAGGER})"),
-            (verdict["unknown"], "not measured"))  # fmt: skip
+    said = (
+        (verdict["single"], "at one seed"),
+        (verdict["mixed"], "between different evaluation points"),
+        (verdict["chosen"], "under a reading chosen after measuring"),
+        (verdict["older"], f"of numbers made before a change that can move them ({DAGGER})"),
+        (verdict["unknown"], "not measured"),
+    )
     return [f"{number_} {text}" for number_, text in said if number_]
 
 
@@ -244,8 +275,10 @@ def _notes(record: Record) -> list[str]:
 def _older(record: Record) -> list[str]:
     """What has changed since numbers were made, and how many."""
     found = Counter(what for cell in measured(record) for what in cell.get("since", []))
-    return [f"{DAGGER}: made before this changed, and not measured again yet: {what} ({n} cell{'s' * (n > 1)})."
-            for what, n in found.items()]  # fmt: skip
+    return [
+        f"{DAGGER}: made before this changed, and not measured again yet: {what} ({n} cell{'s' * (n > 1)})."
+        for what, n in found.items()
+    ]
 
 
 def _readings(record: Record) -> list[str]:
@@ -310,13 +343,17 @@ th{white-space:normal}th:first-child{text-align:left}small{display:block;color:#
 
 def html(records: Sequence[Record], title: str = "The papers' tables beside ours") -> str:
     """A page that needs nothing else: no script, no font, no picture."""
-    how = ("In each cell ours (± standard deviation over seeds); below it the paper's number and the difference. "
-           "Green: within two points, or a fifth where it is no percentage.")  # fmt: skip
+    how = (
+        "In each cell ours (± standard deviation over seeds); below it the paper's number and the difference. "
+        "Green: within two points, or a fifth where it is no percentage."
+    )
     body = [f"<h1>{_safe(title)}</h1>", f"<p>{how}</p>"]
     body += [part for record in records for part in _section(record)]
-    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_safe(title)}</title>'
-            f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>'
-            f"{''.join(body)}</body></html>\n")  # fmt: skip
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_safe(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>'
+        f"{''.join(body)}</body></html>\n"
+    )
 
 
 def _section(record: Record) -> Iterable[str]:
@@ -452,8 +489,13 @@ def _write(path: Path, record: Record) -> None:
 
 def _rounded(cell: Record) -> Record:
     def short(value: Any) -> Any:
-        return round(value, 4) if isinstance(value, float) else [short(v) for v in value] if isinstance(value, list) \
-            else value  # fmt: skip
+        return (
+            round(value, 4)
+            if isinstance(value, float)
+            else [short(v) for v in value]
+            if isinstance(value, list)
+            else value
+        )
 
     return {k: short(v) for k, v in cell.items()}
 
@@ -483,8 +525,11 @@ def results_page(records: Sequence[Record]) -> str:
         "The papers' tables, run again. In each cell: ours (± standard deviation over seeds) · the paper's number ·",
         "the difference; ✓ within two points (or a fifth, where it is no percentage), ✗ further off, – not measured.",
         "A cell without ± is one run: differences of a point or less between methods mean nothing there.",
-        *([f"{DAGGER}: made before a change in FedKin that can move it; which one, stands below the table."]
-          if any(c.get("since") for r in records for c in measured(r)) else []),
+        *(
+            [f"{DAGGER}: made before a change in FedKin that can move it; which one, stands below the table."]
+            if any(c.get("since") for r in records for c in measured(r))
+            else []
+        ),
         "",
         "## At a glance",
         "",
@@ -494,16 +539,24 @@ def results_page(records: Sequence[Record]) -> str:
     if claims:
         lines += ["| claim | holds |", "| --- | --- |"]
         for record in claims:
-            lines += [f"| {_cell_text(record['title'])}: {_cell_text(v['says'])} | {_answer(v)} |"
-                      for v in verdicts(record)]  # fmt: skip
+            lines += [
+                f"| {_cell_text(record['title'])}: {_cell_text(v['says'])} | {_answer(v)} |" for v in verdicts(record)
+            ]
         lines.append("")
     if federations:
-        lines += [f"## {federations[0]['paper_title']}", "",
-                  wrapped("Most of the papers' tables deal one data set to clients by classes. Where clients are "
-                          "people as they come, which method to take is another question: all methods, at both points "
-                          "of evaluation, are in [docs/natural.md](docs/natural.md)."), "",
-                  *natural.overview(federations), "",
-                  *_sentence(natural.plainly(federations))]  # fmt: skip
+        lines += [
+            f"## {federations[0]['paper_title']}",
+            "",
+            wrapped(
+                "Most of the papers' tables deal one data set to clients by classes. Where clients are "
+                "people as they come, which method to take is another question: all methods, at both points "
+                "of evaluation, are in [docs/natural.md](docs/natural.md)."
+            ),
+            "",
+            *natural.overview(federations),
+            "",
+            *_sentence(natural.plainly(federations)),
+        ]
     for paper in dict.fromkeys(r["paper"] for r in (*tables, *claims)):
         mine = [r for r in records if r["paper"] == paper]
         lines += [f"## {mine[0]['paper_title']}", "", wrapped(f"{mine[0]['cite']}. {mine[0]['paper_about']}"), ""]
@@ -593,16 +646,21 @@ def _share(part: int, whole: int) -> str:
 def in_short(records: Sequence[Record]) -> str:
     """The same in half a sentence, as the README says it."""
     found = count(distinct([r for r in records if r["kind"] == "table"]))
-    return (f"{found.close} of {found.compared} numbers close to the papers' (two points, or a fifth of what is no "
-            f"percentage); {found.strict} of these count strictly (reading fixed beforehand, three seeds, small "
-            f"spread), {found.chosen} are under a reading chosen because it fits, {found.nothing + found.chance} "
-            f"reproduce nothing, {found.few} have fewer than three seeds, {found.older} were made before a change that "
-            "can move them")  # fmt: skip
+    return (
+        f"{found.close} of {found.compared} numbers close to the papers' (two points, or a fifth of what is no "
+        f"percentage); {found.strict} of these count strictly (reading fixed beforehand, three seeds, small "
+        f"spread), {found.chosen} are under a reading chosen because it fits, {found.nothing + found.chance} "
+        f"reproduce nothing, {found.few} have fewer than three seeds, {found.older} were made before a change that "
+        "can move them"
+    )
 
 
 def _by_paper(records: Sequence[Record]) -> list[str]:
-    lines = ["| paper | close | strictly | chosen reading | reproduce nothing | fewer than 3 seeds | older | half of "
-             "its numbers differ by no more than | best method agrees |", "| --- |" + " ---: |" * 8]  # fmt: skip
+    lines = [
+        "| paper | close | strictly | chosen reading | reproduce nothing | fewer than 3 seeds | older | half of "
+        "its numbers differ by no more than | best method agrees |",
+        "| --- |" + " ---: |" * 8,
+    ]
     for paper in dict.fromkeys(r["paper"] for r in records):
         mine = [r for r in records if r["paper"] == paper]
         cells = distinct(mine)
@@ -618,8 +676,11 @@ def _by_paper(records: Sequence[Record]) -> list[str]:
 def _found(records: Sequence[Record]) -> list[str]:
     """What came out of each paper that something was measured of, in words."""
     done = {r["paper"] for r in records if measured(r)}
-    said = {r["paper"]: told(r.get("paper_found", ""), [o for o in records if o["paper"] == r["paper"]])
-            for r in records if r["paper"] in done}  # fmt: skip
+    said = {
+        r["paper"]: told(r.get("paper_found", ""), [o for o in records if o["paper"] == r["paper"]])
+        for r in records
+        if r["paper"] in done
+    }
     lines = [wrapped(f"**{paper}**: {text}", "- ") for paper, text in said.items() if text]
     return ["Where the papers hold, and where they do not:", "", *lines, ""] if lines else []
 
@@ -659,13 +720,21 @@ def _how_read(records: Sequence[Record]) -> list[str]:
     settled = {text: r["paper"] for r in records for text in r.get("paper_settled", ())}
     lines: list[str] = []
     if chosen:
-        lines += ["Readings chosen after measuring because they fit, whose numbers count apart:", "",
-                  *(wrapped(f"{paper}: {text} ({'; '.join(at)})", "- ") for (paper, text), at in chosen.items()),
-                  ""]  # fmt: skip
+        lines += [
+            "Readings chosen after measuring because they fit, whose numbers count apart:",
+            "",
+            *(wrapped(f"{paper}: {text} ({'; '.join(at)})", "- ") for (paper, text), at in chosen.items()),
+            "",
+        ]
     if settled:
-        lines += ["Readings that were settled with a number at hand, but by the paper's words or the authors' code; "
-                  "their numbers", "count as the others do:", "",
-                  *(wrapped(f"{paper}: {text}", "- ") for text, paper in settled.items()), ""]  # fmt: skip
+        lines += [
+            "Readings that were settled with a number at hand, but by the paper's words or the authors' code; "
+            "their numbers",
+            "count as the others do:",
+            "",
+            *(wrapped(f"{paper}: {text}", "- ") for text, paper in settled.items()),
+            "",
+        ]
     return lines
 
 
@@ -703,20 +772,24 @@ def natural_page(records: Sequence[Record]) -> str:
         *natural.overview(mine),
         "",
         *_sentence(natural.plainly(mine)),
-        wrapped("Accuracy in percent, mean over clients, ± standard deviation over seeds; each method by its better "
-                "point of evaluation. A lead is the mean ± deviation of the difference at the same seeds; one that is "
-                "no larger than its deviation is none, and the simplest method of those that are level is the one to "
-                "take first."),
+        wrapped(
+            "Accuracy in percent, mean over clients, ± standard deviation over seeds; each method by its better "
+            "point of evaluation. A lead is the mean ± deviation of the difference at the same seeds; one that is "
+            "no larger than its deviation is none, and the simplest method of those that are level is the one to "
+            "take first."
+        ),
         "",
         *(markdown(record, 2) for record in (*mine, *choices)),
         "## For your own clients",
         "",
-        wrapped("The same question, asked of your own data: put them in place of `digits` ([your data](your-data.md)); "
-                "`eval_point` says when models are judged. Local and FedAvg-FT cost nothing to try and are what a "
-                "personal method has to beat."),
+        wrapped(
+            "The same question, asked of your own data: put them in place of `digits` ([your data](your-data.md)); "
+            "`eval_point` says when models are judged. Local and FedAvg-FT cost nothing to try and are what a "
+            "personal method has to beat."
+        ),
         EXAMPLE.rstrip(),
         "",
-    ]  # fmt: skip
+    ]
     return "\n".join(lines).rstrip() + "\n"
 
 

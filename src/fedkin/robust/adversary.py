@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.cohort import Cohort, Site
-from fedkin.compute import keys
+from fedkin.compute import random as keys
+from fedkin.core.cohort import Cohort, Site
+from fedkin.core.federation import Answer, Each, Masked, Reply
 from fedkin.errors import UsageError
-from fedkin.federation import Answer, Each, Masked, Reply
 from fedkin.options import option
 from fedkin.robust.attacks import Adaptive, Array, Attack, Backdoor, DataAttack, InputNoise, ReplyAttack
 from fedkin.robust.detection import Detector
@@ -66,8 +66,10 @@ def named(attackers: str, clients: int) -> list[int]:
     words = [w.strip() for w in attackers.split("+")]
     wrong = [w for w in words if not (w.isascii() and w.isdigit() and int(w) < clients)]
     if wrong:
-        raise UsageError(f"attackers={attackers!r}: {wrong[0]!r} is no client; write fixed, redrawn, or the numbers of "
-                         f"clients from 0 to {clients - 1}, as in 1+8+10")  # fmt: skip
+        raise UsageError(
+            f"attackers={attackers!r}: {wrong[0]!r} is no client; write fixed, redrawn, or the numbers of "
+            f"clients from 0 to {clients - 1}, as in 1+8+10"
+        )
     if len({int(w) for w in words}) < len(words):
         raise UsageError(f"attackers={attackers!r}: a client is named twice")
     return [int(w) for w in words]
@@ -137,9 +139,15 @@ class Adversary:
         return _with_odd(answer, sent, misshapen, bad)
 
     def _forge(
-        self, name: str, attack: ReplyAttack, value: Tensor | Masked, received: Mapping[str, Tensor], bad: Bools,
-        rng: np.random.Generator, round: int,
-    ) -> Tensor:  # fmt: skip
+        self,
+        name: str,
+        attack: ReplyAttack,
+        value: Tensor | Masked,
+        received: Mapping[str, Tensor],
+        bad: Bools,
+        rng: np.random.Generator,
+        round: int,
+    ) -> Tensor:
         """What the malicious clients send in place of their rows of `value`."""
         honest = _values(value)
         base, chosen = _counterpart(name, honest, received), torch.from_numpy(bad).to(honest.device)

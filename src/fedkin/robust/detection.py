@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.federation import Note
+from fedkin.core.federation import Note
 from fedkin.robust.rules import Outcome, Rule, Server, apply
 
 Bools = NDArray[np.bool_]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
-from fedkin.cohort import Cohort, Site, Store
-from fedkin.compute import keys
+from fedkin.compute import random as keys
 from fedkin.compute.choice import Chooser
+from fedkin.compute.layout import Part
+from fedkin.core.cohort import Cohort, Site, Store
 from fedkin.errors import UsageError
-from fedkin.layout import Part
 
 SENT: tuple[Part, ...] = ("model", "body", "head")
 
@@ -59,10 +59,14 @@ class Desk:
         chosen = root_set(self.site, samples)
         none = chosen[:0]
         own = replace(
-            self.site, parts={"train": [chosen], "validation": [none], "test": [none]}, names=["server"],
-            store=Store(1, {}, self.site.layout, self.site.initial), chooser=Chooser(self._way()), hold=False,
+            self.site,
+            parts={"train": [chosen], "validation": [none], "test": [none]},
+            names=["server"],
+            store=Store(1, {}, self.site.layout, self.site.initial),
+            chooser=Chooser(self._way()),
+            hold=False,
             poisoned=None,
-        )  # fmt: skip
+        )
         self.kept.append(own.store)
 
         def update(start: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.errors import DataError
-from fedkin.track.arrays import read_arrays
-from fedkin.track.folder import SPLIT, RunFolder
-from fedkin.web.metrics import MOST_ROWS, select
+from fedkin.runs.arrays import read_arrays
+from fedkin.runs.folder import SPLIT, RunFolder
+from fedkin.web.queries import MOST_ROWS, select
 from fedkin.web.values import Row, clean, columns, number, record, text
 
 MOST_CLIENTS = 5_000
@@ -25,8 +25,13 @@ MOST_SIDE = 300  # rows or columns of a matrix
 def phases_page(run: RunFolder) -> Row:
     """Bytes and seconds of every kind of exchange."""
     names = ("phase", "exchanges", "asked", "answered", "bytes_down", "bytes_up", "seconds")
-    rows = select(run.path, "phase, count(*), sum(asked), sum(answered), sum(bytes_down), sum(bytes_up), sum(seconds)",
-                  "exchanges", "GROUP BY phase ORDER BY min(id)", most=100)  # fmt: skip
+    rows = select(
+        run.path,
+        "phase, count(*), sum(asked), sum(answered), sum(bytes_down), sum(bytes_up), sum(seconds)",
+        "exchanges",
+        "GROUP BY phase ORDER BY min(id)",
+        most=100,
+    )
     return {"phases": [record(names, row) for row in rows]}
 
 
@@ -42,8 +47,14 @@ def events_page(run: RunFolder) -> Row:
 
 def notes_page(run: RunFolder, name: str, start: int, limit: int) -> Row:
     """What the method noted under this name from round `start` on, until the answer is large enough."""
-    rows = select(run.path, "round, value", "notes", "WHERE name = ? AND round >= ? AND length(value) <= ? "
-                  "ORDER BY round, rowid", (name, start, MOST_NOTE_BYTES), min(limit, 2000) + 1)  # fmt: skip
+    rows = select(
+        run.path,
+        "round, value",
+        "notes",
+        "WHERE name = ? AND round >= ? AND length(value) <= ? ORDER BY round, rowid",
+        (name, start, MOST_NOTE_BYTES),
+        min(limit, 2000) + 1,
+    )
     found: list[Row] = []
     size = 0
     for round, value in rows[: min(limit, 2000)]:
@@ -63,8 +74,14 @@ def _parsed(value: Any) -> Any:
 
 
 def _note(folder: Path, name: str, round: int) -> Any:
-    rows = select(folder, "value", "notes", "WHERE name = ? AND round = ? AND length(value) <= ? ORDER BY rowid DESC",
-                  (name, round, MOST_NOTE_BYTES), 1)  # fmt: skip
+    rows = select(
+        folder,
+        "value",
+        "notes",
+        "WHERE name = ? AND round = ? AND length(value) <= ? ORDER BY rowid DESC",
+        (name, round, MOST_NOTE_BYTES),
+        1,
+    )
     return _parsed(rows[0][0]) if rows else None
 
 
@@ -76,8 +93,9 @@ def matrix_page(run: RunFolder, round: int | None) -> Row:
     """Who learns from whom in a round (by default the last): a row per client, a column per source."""
     folder = run.path
     for name, who in MATRICES.items():
-        rows = select(folder, "DISTINCT round", "notes", "WHERE name = ? AND substr(value, 1, 2) = '[[' ORDER BY round",
-                      (name,))  # fmt: skip
+        rows = select(
+            folder, "DISTINCT round", "notes", "WHERE name = ? AND substr(value, 1, 2) = '[[' ORDER BY round", (name,)
+        )
         rounds = [r for (r,) in rows if number(r) is not None]
         if not rounds:
             continue
@@ -87,8 +105,14 @@ def matrix_page(run: RunFolder, round: int | None) -> Row:
             raise DataError(f"round {at} has no readable matrix of {name}")
         ids = _ids(_note(folder, who, at))
         whose = ids if ids is not None and len(ids) == len(values) else None
-        return {"name": name, "rounds": rounds, "round": at, "clients": whose, "values": values,
-                "order": _order(values)}  # fmt: skip
+        return {
+            "name": name,
+            "rounds": rounds,
+            "round": at,
+            "clients": whose,
+            "values": values,
+            "order": _order(values),
+        }
     return {"name": None, "rounds": [], "round": None, "clients": None, "values": [], "order": []}
 
 
@@ -128,10 +152,15 @@ def judgements_page(run: RunFolder) -> Row:
         found = _by_round(run, name)
         limits, seats, judged = _by_round(run, limit), _by_round(run, "committee"), _by_round(run, "judged")
         rounds = [
-            {"round": at, "limit": number(limits.get(at)), "committee": _ids(seats.get(at)),
-             **_judged(value, judged.get(at))}
-            for at, value in found.items() if isinstance(value, list)
-        ]  # fmt: skip
+            {
+                "round": at,
+                "limit": number(limits.get(at)),
+                "committee": _ids(seats.get(at)),
+                **_judged(value, judged.get(at)),
+            }
+            for at, value in found.items()
+            if isinstance(value, list)
+        ]
         if rounds:
             return {"what": what, "rounds": rounds}
     return {"what": None, "rounds": []}
@@ -139,8 +168,14 @@ def judgements_page(run: RunFolder) -> Row:
 
 def _by_round(run: RunFolder, name: str) -> dict[int, Any]:
     """Notes that are no matrices: a number, a list or a table by round."""
-    rows = select(run.path, "round, value", "notes", "WHERE name = ? AND length(value) <= ? "
-                  "AND substr(value, 1, 2) != '[[' ORDER BY round, rowid", (name, MOST_VECTOR_BYTES), 2000)  # fmt: skip
+    rows = select(
+        run.path,
+        "round, value",
+        "notes",
+        "WHERE name = ? AND length(value) <= ? AND substr(value, 1, 2) != '[[' ORDER BY round, rowid",
+        (name, MOST_VECTOR_BYTES),
+        2000,
+    )
     return {at: _parsed(value) for at, value in rows if number(at) is not None}
 
 

@@ -41,13 +41,17 @@ HEADERS = {
 def check_binding(host: str, token: str | None) -> None:
     """Only this machine, unless there is a token; and one that cannot be guessed."""
     if token is not None and len(token) < SHORTEST_TOKEN:
-        raise UsageError(f"--token has {len(token)} characters: give at least {SHORTEST_TOKEN}, for example from "
-                         "python -c 'import secrets; print(secrets.token_urlsafe())'")  # fmt: skip
+        raise UsageError(
+            f"--token has {len(token)} characters: give at least {SHORTEST_TOKEN}, for example from "
+            "python -c 'import secrets; print(secrets.token_urlsafe())'"
+        )
     if token is not None and not (token.isascii() and token.isprintable()):
         raise UsageError("--token: give printable ASCII characters, as it travels in an address")
     if token is None and not is_local(host):
-        raise UsageError(f"--host {host}: others could read all runs; add --token with at least {SHORTEST_TOKEN} "
-                         "characters, or stay on 127.0.0.1")  # fmt: skip
+        raise UsageError(
+            f"--host {host}: others could read all runs; add --token with at least {SHORTEST_TOKEN} "
+            "characters, or stay on 127.0.0.1"
+        )
 
 
 def is_local(host: str) -> bool:
@@ -130,8 +134,13 @@ def _encoded(headers: MutableMapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 async def _answer(send: Send, status: int, text: str, more: dict[str, str] | None = None) -> None:
-    headers = {**HEADERS, "Content-Security-Policy": PAGE_POLICY, "Content-Type": "text/plain; charset=utf-8",
-               "Content-Length": str(len(text)), **(more or {})}  # fmt: skip
+    headers = {
+        **HEADERS,
+        "Content-Security-Policy": PAGE_POLICY,
+        "Content-Type": "text/plain; charset=utf-8",
+        "Content-Length": str(len(text)),
+        **(more or {}),
+    }
     await send({"type": "http.response.start", "status": status, "headers": _encoded(headers)})
     await send({"type": "http.response.body", "body": text.encode()})
 

@@ -9,18 +9,35 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.track.catalogue import Broken, Catalogue, runs_folder
-from fedkin.track.database import TABLES
-from fedkin.track.folder import METRICS, REPORT, RunFolder, RunInfo
+from fedkin.runs.catalogue import Broken, Catalogue, runs_folder
+from fedkin.runs.database import TABLES
+from fedkin.runs.folder import METRICS, REPORT, RunFolder, RunInfo
 from fedkin.web.figures import MOST_CLIENTS, split_page
-from fedkin.web.metrics import MOST_ROWS, select
+from fedkin.web.queries import MOST_ROWS, select
 from fedkin.web.values import Row, clean, columns, number, record, text
 
 MOST_RUNS = 1000  # in one answer
 MOST_COMPARED = 24
 FACETS = ("method", "data", "status", "attack")
-CURVES = ("round", "micro", "macro", "worst_decile", "std", "test_loss", "train_loss", "bytes_down", "bytes_up",
-          "seconds", "participants", "failed", "removed", "training", "evaluating", "writing", "wall")  # fmt: skip
+CURVES = (
+    "round",
+    "micro",
+    "macro",
+    "worst_decile",
+    "std",
+    "test_loss",
+    "train_loss",
+    "bytes_down",
+    "bytes_up",
+    "seconds",
+    "participants",
+    "failed",
+    "removed",
+    "training",
+    "evaluating",
+    "writing",
+    "wall",
+)
 ACCURACIES = ("micro", "macro", "worst_decile", "std")
 
 
@@ -80,8 +97,15 @@ def listing(
     known.sort(key=lambda row: row[sort], reverse=not up)
     page = [*known, *unknown][offset : offset + min(limit, MOST_RUNS)]
     running = sum(row["status"] == "running" for row in rows)
-    return {"all": len(rows), "total": len(fits), "offset": offset, "runs": page, "facets": facets,
-            "broken": broken[:100], "running": running}  # fmt: skip
+    return {
+        "all": len(rows),
+        "total": len(fits),
+        "offset": offset,
+        "runs": page,
+        "facets": facets,
+        "broken": broken[:100],
+        "running": running,
+    }
 
 
 # ---------------------------------------------------------------- one run
@@ -89,9 +113,14 @@ def listing(
 
 def rounds_after(folder: Path, round: int = -1, final: int = 1, limit: int = MOST_ROWS) -> list[tuple[Any, ...]]:
     """Rows (final, *CURVES) of the rounds table that come after this one, in order."""
-    return select(folder, f"final, {', '.join(CURVES)}", "rounds",
-                  "WHERE round > ? OR (round = ? AND final > ?) ORDER BY round, final",
-                  (round, round, final), limit)  # fmt: skip
+    return select(
+        folder,
+        f"final, {', '.join(CURVES)}",
+        "rounds",
+        "WHERE round > ? OR (round = ? AND final > ?) ORDER BY round, final",
+        (round, round, final),
+        limit,
+    )
 
 
 def curves(folder: Path) -> tuple[dict[str, list[Any]], Row | None]:
@@ -155,8 +184,13 @@ def _partly(folder: Path) -> list[Any]:
 def _noted(folder: Path) -> list[Row]:
     if not (folder / METRICS).exists():
         return []
-    rows = select(folder, "name, count(*), min(round), max(round), sum(length(value))", "notes",
-                  "GROUP BY name ORDER BY name", most=200)  # fmt: skip
+    rows = select(
+        folder,
+        "name, count(*), min(round), max(round), sum(length(value))",
+        "notes",
+        "GROUP BY name ORDER BY name",
+        most=200,
+    )
     return [{"name": text(n, 80), "count": c, "first": a, "last": b, "characters": s} for n, c, a, b, s in rows]
 
 
@@ -169,8 +203,15 @@ def table_page(run: RunFolder, name: str, where: Mapping[str, int | None], offse
         if key not in TABLES[name]:
             raise UsageError(f"table {name!r} has no column {key!r}")
     conditions = " AND ".join(f"{k} = ?" for k in asked) or "1"
-    rows = select(run.path, ", ".join(TABLES[name]), name, f"WHERE {conditions} ORDER BY rowid",
-                  list(asked.values()), limit + 1, offset)  # fmt: skip
+    rows = select(
+        run.path,
+        ", ".join(TABLES[name]),
+        name,
+        f"WHERE {conditions} ORDER BY rowid",
+        list(asked.values()),
+        limit + 1,
+        offset,
+    )
     return {"columns": columns(list(TABLES[name]), rows[:limit]), "offset": offset, "more": len(rows) > limit}
 
 
@@ -179,8 +220,15 @@ def clients_page(run: RunFolder, offset: int, limit: int) -> Row:
     folder, info = run.path, run.info
     kept, sums = ("client", "name", "accuracy", "loss", "correct", "count"), ("bytes_down", "bytes_up", "seconds")
     newest = select(folder, "round, final", "clients", "ORDER BY round DESC, final DESC", most=1)
-    rows = newest and select(folder, ", ".join(kept), "clients", "WHERE round = ? AND final = ? ORDER BY client",
-                             newest[0], min(limit, MOST_CLIENTS), offset)  # fmt: skip
+    rows = newest and select(
+        folder,
+        ", ".join(kept),
+        "clients",
+        "WHERE round = ? AND final = ? ORDER BY client",
+        newest[0],
+        min(limit, MOST_CLIENTS),
+        offset,
+    )
     totals = ", ".join(f"sum({k})" for k in sums)
     traffic = {row[0]: row[1:] for row in select(folder, f"client, {totals}", "traffic", "GROUP BY client")}
     events: dict[Any, dict[str, int]] = {}
@@ -191,11 +239,15 @@ def clients_page(run: RunFolder, offset: int, limit: int) -> Row:
         "round": number(newest[0][0]) if newest else None,
         "total": len(info.names),
         "clients": [
-            {**record(kept, row), **record(sums, traffic.get(row[0], (None,) * 3)),
-             "malicious": row[0] in truth, "events": events.get(row[0], {})}
+            {
+                **record(kept, row),
+                **record(sums, traffic.get(row[0], (None,) * 3)),
+                "malicious": row[0] in truth,
+                "events": events.get(row[0], {}),
+            }
             for row in rows
         ],
-    }  # fmt: skip
+    }
 
 
 def client_page(run: RunFolder, client: int) -> Row:
@@ -205,8 +257,13 @@ def client_page(run: RunFolder, client: int) -> Row:
         raise UsageError(f"client {client}: this run has clients 0 to {clients - 1}")
     kept = ("round", "final", "accuracy", "loss", "correct", "count")
     rows = select(folder, ", ".join(kept), "clients", "WHERE client = ? ORDER BY round, final", (client,))
-    traffic = select(folder, "round, sum(bytes_down), sum(bytes_up), sum(seconds)", "traffic",
-                     "WHERE client = ? GROUP BY round ORDER BY round", (client,))  # fmt: skip
+    traffic = select(
+        folder,
+        "round, sum(bytes_down), sum(bytes_up), sum(seconds)",
+        "traffic",
+        "WHERE client = ? GROUP BY round ORDER BY round",
+        (client,),
+    )
     events = select(folder, "round, phase, kind, reason", "events", "WHERE client = ? ORDER BY rowid", (client,), 1000)
     macro = select(folder, "round, macro", "rounds", "WHERE final = 0 ORDER BY round")
     sums = [_running(number(row[i]) or 0 for row in traffic) for i in (1, 2, 3)]

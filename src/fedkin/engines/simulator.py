@@ -1,0 +1,135 @@
+"""All clients in this process: `ask` runs the client function for many rows at once.
+
+The client half runs on its own instance of the method, built from the options alone, so it cannot see what the
+server half remembers: what works here works when the two are on different machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkin.compute import random as keys
+from fedkin.compute.backends import cores
+from fedkin.core.cohort import Cohort, Site
+from fedkin.core.federation import Answer, Each, Masked, Reply
+from fedkin.errors import FedKinError
+
+if TYPE_CHECKING:
+    from fedkin.methods.base import Method
+
+
+LOOKED_AT = {"cpu": 16 << 20, "cuda": 1 << 30}
+"""Bytes of models that are judged together unless `chunk` says how many. Several tensors of that size are needed to
+answer. Up to 32 MiB the usual allocators of a CPU give memory out again instead of asking the system for it, which
+took half of the time; a GPU needs many rows to be busy."""
+
+Messages = Callable[[keys.I64], Mapping[str, object]]
+"""What these clients receive when they want their models."""
+
+
+class LocalEngine:
+    """`chunk` bounds how many clients are worked on at once; results do not depend on it."""
+
+    def __init__(self, site: Site, method: Method, chunk: int | None = None) -> None:
+        self.site, self._method, self._chunk = site, method, chunk
+        self.losses = torch.full((len(site.names),), float("nan"))  # last training loss of each client
+
+    def elsewhere(self, site: Site) -> LocalEngine:
+        """The same clients with other data."""
+        return LocalEngine(site, self._method, self._chunk)
+
+    @property
+    def looks_at(self) -> int:
+        """How many clients' models are looked at together."""
+        if self._chunk is not None:
+            return self._chunk
+        rows, threads = LOOKED_AT[self.site.source.device.type] // (4 * max(self.site.layout.width, 1)), cores()
+        return max(rows // threads, 2) * threads  # as much for each thread
+
+    def scored(self, ids: keys.I64, parts: Mapping[str, Tensor]) -> tuple[keys.I64, keys.I64]:
+        """Test samples that one model for all, given by its parts, gets right at each client, and how many it has."""
+        found = []
+        for _, some in pieces(ids, self.looks_at):
+            cohort = Cohort(self.site, some, 0, "scored")
+            found.append(cohort.evaluate(cohort.rows(**parts)))
+        right, count = (torch.cat([getattr(f, n).sum(1) for f in found]).cpu().numpy() for n in ("correct", "count"))
+        return right.astype(np.int64), count.astype(np.int64)
+
+    def measured(self, ids: keys.I64, report: str, messages: Messages, round: int) -> dict[str, Tensor]:
+        """What clients report of their models; the models themselves are let go of as soon as they have been judged."""
+        found: dict[str, Tensor] = {}
+        for begin, some in pieces(ids, self.looks_at):
+            reply = self._answer(some, report, _opened(messages(some)), round)
+            for name, value in reply.items():
+                if name != "rows" and isinstance(value, Tensor):
+                    # room for all at once: what outlives a piece must not be carved out of the memory the next needs
+                    if name not in found:
+                        found[name] = value.new_empty(len(ids), *value.shape[1:])
+                    found[name][begin : begin + len(some)] = value
+        return found
+
+    def rows(self, ids: keys.I64, report: str, judged: str, messages: Messages, round: int) -> Tensor:
+        """The models that `report` is of, [K, D] on the CPU; `judged` is the function that makes them."""
+        rows = torch.empty(len(ids), self.site.layout.width)
+        for begin, some in pieces(ids, self.looks_at):
+            cohort = Cohort(self.site, some, round, report)
+            rows[begin : begin + len(some)] = getattr(self._method, judged)(cohort, **_opened(messages(some)))
+        return rows
+
+    def call(self, ids: keys.I64, function: str, message: Mapping[str, object], round: int) -> Answer:
+        replies: dict[str, Tensor | Masked] = {}
+        for begin, mine in pieces(np.arange(len(ids)), self._chunk or len(ids)):
+            own = torch.from_numpy(mine)
+            given = {k: v.rows[own] if isinstance(v, Each) else v for k, v in message.items()}
+            piece = self._answer(ids[mine], function, given, round)
+            if len(mine) == len(ids):
+                return Answer(ids, dict(piece))
+            if not begin:
+                replies = {name: _room(value, len(ids)) for name, value in piece.items()}
+            for name, room in replies.items():
+                _put(room, piece[name], slice(begin, begin + len(mine)))
+        return Answer(ids, replies)
+
+    def _answer(self, ids: keys.I64, function: str, given: Mapping[str, object], round: int) -> Reply:
+        cohort = Cohort(self.site, ids, round, function)
+        reply: Reply | None = getattr(self._method, function)(cohort, **given)
+        trained = ~torch.isnan(cohort.losses)
+        self.losses[torch.from_numpy(cohort.ids)[trained]] = cohort.losses[trained]
+        checked = {} if reply is None else reply
+        for name, value in checked.items():
+            tensor = value.values if isinstance(value, Masked) else value
+            if not isinstance(tensor, Tensor) or tensor.dim() == 0 or len(tensor) != len(cohort):
+                shape = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise FedKinError(
+                    f"{type(self._method).__name__}.{function} returned {name!r} with shape {shape}: "
+                    f"the first axis must run over its {len(cohort)} clients"
+                )
+        return checked
+
+
+def pieces(ids: keys.I64, step: int) -> Iterator[tuple[int, keys.I64]]:
+    """These, at most `step` at a time, and how many came before."""
+    return ((begin, ids[begin : begin + step]) for begin in range(0, len(ids), step))
+
+
+def _opened(message: Mapping[str, object]) -> dict[str, object]:
+    return {k: v.rows if isinstance(v, Each) else v for k, v in message.items()}
+
+
+def _room(value: Tensor | Masked, clients: int) -> Tensor | Masked:
+    """Room for what all clients send, of which this is a part: nothing is held twice."""
+    if isinstance(value, Masked):
+        return Masked(*(t.new_empty(clients, *t.shape[1:]) for t in (value.values, value.mask)))
+    return value.new_empty(clients, *value.shape[1:])
+
+
+def _put(room: Tensor | Masked, value: Tensor | Masked, place: slice) -> None:
+    if isinstance(room, Masked) and isinstance(value, Masked):
+        room.values[place], room.mask[place] = value.values, value.mask
+    elif isinstance(room, Tensor) and isinstance(value, Tensor):
+        room[place] = value

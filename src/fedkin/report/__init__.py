@@ -1,0 +1,1 @@
+"""What was run, for people: notes, figures, tables and pages."""

@@ -1,0 +1,1 @@
+"""What a run is: its records, how it is put together, and the loop over its rounds."""

@@ -1,0 +1,130 @@
+"""All runs in a folder: listed by their run.json alone, found by name, compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from fedkin.errors import DataError, UsageError
+from fedkin.runs.folder import NAME, RunFolder, RunInfo, check_name
+
+MOST_ENTRIES = 100_000
+
+
+def runs_folder(given: str | Path | None = None) -> Path:
+    """Where runs are kept: as given, else FEDKIN_RUNS, else ./runs."""
+    return Path(given or os.environ.get("FEDKIN_RUNS") or "runs")
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Something among the runs that is none, or no longer, or not yet."""
+
+    name: str
+    reason: str
+
+
+class Catalogue:
+    def __init__(self, runs_dir: str | Path | None = None) -> None:
+        self.path = runs_folder(runs_dir)
+
+    def entries(self) -> list[RunInfo | Broken]:
+        """Every run, oldest first, then what is no run. Never raises because of what it finds."""
+        try:
+            with os.scandir(self.path) as found:
+                items = [(e.name, e.is_symlink(), e.is_dir(follow_symlinks=False)) for e in found][:MOST_ENTRIES]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be listed: {error.strerror or error}") from None
+        runs: list[RunInfo] = []
+        broken: list[Broken] = []
+        base = self.path.resolve()
+        for name, link, folder in sorted(items):
+            if link or folder:
+                entry = _entry(base, name, link)
+                (runs if isinstance(entry, RunInfo) else broken).append(entry)  # type: ignore[arg-type]
+        return [*sorted(runs, key=lambda r: (r.created, r.id)), *broken]
+
+    def runs(self) -> list[RunInfo]:
+        return [e for e in self.entries() if isinstance(e, RunInfo)]
+
+    def find(self, name: str) -> RunFolder:
+        """By name, by the beginning of one if only one run has it, or "last"."""
+        check_name(name)
+        exact = self.path / name
+        if exact.is_dir() and not exact.is_symlink():
+            return RunFolder.open(exact)
+        runs = self.runs()
+        if name == "last":
+            if not runs:
+                raise UsageError(f"no runs in {self.path} yet: start one with fedkin run, or give --runs-dir")
+            return RunFolder(runs[-1])
+        found = [r for r in runs if r.id.startswith(name)]
+        if len(found) == 1:
+            return RunFolder(found[0])
+        if found:
+            listed = ", ".join(r.id for r in found[:8])
+            raise UsageError(f"run {name!r}: {len(found)} runs begin like this: {listed}{' ...' * (len(found) > 8)}")
+        if not runs:
+            raise UsageError(f"unknown run {name!r}: there are no runs in {self.path}; give --runs-dir")
+        raise _nearest(name, runs)
+
+    def locate(self, word: str) -> RunFolder:
+        """`find`, or a path to the folder: for people on the command line, never for names from elsewhere."""
+        return RunFolder.open(word) if os.sep in word and Path(word).is_dir() else self.find(word)
+
+
+def _entry(base: Path, name: str, link: bool) -> RunInfo | Broken:
+    if link:
+        return Broken(name, "a link, not a folder")
+    if not NAME.fullmatch(name):
+        return Broken(name, "not a name that runs have")
+    try:
+        return RunInfo.read(base / name)
+    except (DataError, OSError) as error:
+        return Broken(name, str(error))
+
+
+def _nearest(name: str, runs: list[RunInfo]) -> UsageError:
+    """Like `unknown`, but people type the beginning of a name, and a list of hundreds helps nobody."""
+    begins = {r.id[: len(name)].lower(): r.id for r in runs}  # of those that begin alike, the newest
+    near = get_close_matches(name.lower(), list(begins), n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(repr(begins[n]) for n in near)}?" if near else f"the newest is {runs[-1].id!r};"
+    return UsageError(f"unknown run {name!r}: {hint} fedkin runs lists all {len(runs)}")
+
+
+def diff(a: RunInfo, b: RunInfo) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """What differs between two runs: in settings, in the environment, and in what came out."""
+
+    def differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        keys = list(dict.fromkeys([*one, *two]))
+        return {k: (one.get(k), two.get(k)) for k in keys if one.get(k) != two.get(k)}
+
+    def settings(info: RunInfo) -> dict[str, Any]:
+        flat = {k: v for k, v in info.config.items() if k not in ("options", "runs_dir")}
+        return {**flat, **{f"options.{k}": v for k, v in info.options.items()}}
+
+    def outcome(info: RunInfo) -> dict[str, Any]:
+        found = info.result or {}
+        return {
+            "status": info.status, "rounds_done": info.rounds_done,
+            **{f"accuracy.{k}": v for k, v in info.accuracy.items()},
+            **{k: found.get(k) for k in ("bytes", "seconds", "wall", "diverged", "removed", "detection") if k in found},
+        }
+
+    def about(info: RunInfo) -> dict[str, Any]:
+        git = info.environment.get("git")
+        kept = {k: v for k, v in info.environment.items() if k != "git"}
+        git = {f"git.{k}": v for k, v in git.items()} if isinstance(git, dict) else {}
+        return {**kept, **git, "split_hash": info.prepared.get("split_hash")}
+
+    return {
+        "config": differing(settings(a), settings(b)),
+        "environment": differing(about(a), about(b)),
+        "result": differing(outcome(a), outcome(b)),
+    }

@@ -1,0 +1,222 @@
+"""The metrics of a run in one SQLite file: six tables, one commit per round, readable while the run goes on."""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkin.errors import DataError, unknown
+
+TABLES: dict[str, dict[str, str]] = {
+    "rounds": {
+        "round": "INTEGER", "final": "INTEGER", "micro": "REAL", "macro": "REAL", "worst_decile": "REAL",
+        "std": "REAL", "test_loss": "REAL", "train_loss": "REAL", "bytes_down": "INTEGER", "bytes_up": "INTEGER",
+        "seconds": "REAL", "participants": "INTEGER", "failed": "INTEGER", "removed": "INTEGER",
+        "client_steps": "INTEGER", "training": "REAL", "evaluating": "REAL", "writing": "REAL", "wall": "REAL",
+        "judged": "INTEGER", "judgeable": "INTEGER",
+    },
+    "clients": {
+        "round": "INTEGER", "final": "INTEGER", "client": "INTEGER", "name": "TEXT", "correct": "INTEGER",
+        "count": "INTEGER", "accuracy": "REAL", "loss": "REAL",
+    },
+    "exchanges": {
+        "id": "INTEGER", "round": "INTEGER", "phase": "TEXT", "asked": "INTEGER", "answered": "INTEGER",
+        "bytes_down": "INTEGER", "bytes_up": "INTEGER", "seconds": "REAL",
+    },
+    "traffic": {
+        "round": "INTEGER", "phase": "TEXT", "exchange": "INTEGER", "client": "INTEGER", "bytes_down": "INTEGER",
+        "bytes_up": "INTEGER", "seconds": "REAL",
+    },
+    "events": {"round": "INTEGER", "phase": "TEXT", "client": "INTEGER", "kind": "TEXT", "reason": "TEXT"},
+    "notes": {"round": "INTEGER", "name": "TEXT", "value": "TEXT"},
+}
+FIRST = {"rounds": 15}
+"""How many columns a table had in the first version: later ones come after these, and may be missing in an old file."""
+KEYS = {"rounds": "round, final", "clients": "round, final, client", "exchanges": "id"}
+MOST_ROWS = 20_000_000
+PATIENCE = 10.0  # seconds a reader waits for a commit
+BRIEF, LONG = 1.0, 60.0  # seconds a commit waits for readers: one that can be made up for, one that cannot
+
+
+def create(path: Path) -> None:
+    with sqlite3.connect(path) as base:
+        for name, columns in TABLES.items():
+            lines = [f"{c} {kind}" for c, kind in columns.items()]
+            if name == "exchanges":
+                lines[0] += " PRIMARY KEY"
+            elif name in KEYS:
+                lines.append(f"PRIMARY KEY ({KEYS[name]})")
+            base.execute(f"CREATE TABLE {name} ({', '.join(lines)})")
+    base.close()
+
+
+class Database:
+    """The writing end: rows gather in memory and are written by `commit`, all or none."""
+
+    def __init__(self, path: Path) -> None:
+        self._base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BRIEF,
+                                     isolation_level=None, check_same_thread=False)
+        self._base.execute("PRAGMA journal_mode=DELETE")
+        self._base.execute("PRAGMA synchronous=NORMAL")
+        for table, columns in TABLES.items():
+            found = self._base.execute(f"SELECT name FROM pragma_table_info('{table}')").fetchall()
+            for name in list(columns)[len(found) :] if found else ():  # a run that an older version began
+                self._base.execute(f"ALTER TABLE {table} ADD COLUMN {name} {columns[name]}")
+        self._waiting: dict[str, list[tuple[Any, ...]]] = {}
+
+    def add(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
+        width = len(TABLES[table])
+        found = [tuple(_plain(v) for v in row) for row in rows]
+        assert all(len(row) == width for row in found)
+        self._waiting.setdefault(table, []).extend(found)
+
+    def commit(self, must: bool = True) -> None:
+        """Write what has gathered. A reader in the way delays it to the next time, unless it `must` be now."""
+        if not any(self._waiting.values()):
+            return
+        end = time.monotonic() + LONG
+        while True:
+            try:
+                return self._commit()
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or (must and time.monotonic() > end):
+                    raise
+                if not must:
+                    return
+
+    def _commit(self) -> None:
+        self._base.execute("BEGIN IMMEDIATE")
+        try:
+            for table, rows in self._waiting.items():
+                self._base.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(TABLES[table]))})", rows)
+            self._base.execute("COMMIT")
+        except BaseException:
+            if self._base.in_transaction:
+                self._base.execute("ROLLBACK")
+            raise
+        self._waiting.clear()
+
+    def check(self) -> None:
+        """An error if the file is damaged anywhere, not only where one happens to read."""
+        found = self._base.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise sqlite3.DatabaseError(str(found).splitlines()[-1])
+        for table in TABLES:
+            self._base.execute(f"SELECT 1 FROM {table} LIMIT 1")
+
+    def marks(self) -> dict[str, int]:
+        """How far each table is written: what a checkpoint remembers."""
+        return {t: self._base.execute(f"SELECT coalesce(max(rowid), 0) FROM {t}").fetchone()[0] for t in TABLES}
+
+    def rewind(self, marks: Mapping[str, int]) -> None:
+        """Forget what was written after these marks."""
+        self._waiting.clear()
+        self._base.execute("BEGIN IMMEDIATE")
+        for table in TABLES:
+            self._base.execute(f"DELETE FROM {table} WHERE rowid > ?", (marks[table],))
+        self._base.execute("COMMIT")
+
+    def close(self) -> None:
+        self._base.close()
+
+
+def salvage(path: Path, table: str) -> list[tuple[Any, ...]]:
+    """The rows of a damaged file's table up to the first that cannot be read."""
+    rows: list[tuple[Any, ...]] = []
+    try:
+        base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BRIEF)
+        try:
+            base.execute("PRAGMA trusted_schema=OFF")
+            rows.extend(base.execute(f"SELECT {', '.join(TABLES[table])} FROM {table} ORDER BY rowid"))
+        finally:
+            base.close()
+    except (sqlite3.Error, UnicodeDecodeError, OverflowError):
+        pass
+    return rows
+
+
+def rewrite(path: Path, tables: Mapping[str, Iterable[Sequence[Any]]]) -> dict[str, int]:
+    """A new file with these rows in place of what is there; where its tables end."""
+    fresh = path.with_name(f".{path.name}.tmp")
+    fresh.unlink(missing_ok=True)
+    create(fresh)
+    base = Database(fresh)
+    try:
+        for table, rows in tables.items():
+            base.add(table, rows)
+        base.commit()
+        marks = base.marks()
+    finally:
+        base.close()
+    os.replace(fresh, path)
+    Path(f"{path}-journal").unlink(missing_ok=True)
+    return marks
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_table(
+    path: Path, name: str, where: Mapping[str, Any] | None = None, columns: Sequence[str] | None = None
+) -> dict[str, list[Any]]:
+    """A table's columns. The file may be anybody's: only plain tables of ours are read, nothing is run, and nothing
+    written, not even to roll back a commit that was cut short: what a journal says is its author's to say."""
+    if name not in TABLES:
+        raise unknown("table", name, TABLES)
+    wanted = list(columns) if columns is not None else list(TABLES[name])
+    for column in [*wanted, *(where or {})]:
+        if column not in TABLES[name]:
+            raise unknown(f"column of {name}", column, TABLES[name])
+    if path.is_symlink() or not path.is_file():
+        raise DataError(f"{path} is missing or not a plain file")
+    conditions = " AND ".join(f"{c} IS ?" for c in where) if where else "1"
+    rest = f"WHERE {conditions} ORDER BY rowid LIMIT {MOST_ROWS}"
+    values = list((where or {}).values())
+    try:
+        rows = _query(path, name, ", ".join(wanted), rest, values)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from None
+    return {c: list(found) for c, found in zip(wanted, zip(*rows, strict=True) if rows else [()] * len(wanted),
+                                               strict=True)}
+
+
+def source_of(base: sqlite3.Connection, file: str, name: str) -> str:
+    """What to select from to have all columns: the table, with NULL for those that an older one lacks. A table that is
+    none of ours is refused."""
+    found = base.execute(f"SELECT name, hidden FROM pragma_table_xinfo('{name}')").fetchall()
+    ours = list(TABLES[name])
+    lacking = [c for c in ours[: FIRST.get(name, len(ours))] if (c, 0) not in found]  # hidden: a generated column
+    if lacking:
+        raise DataError(f"{file}: table {name!r} lacks the columns {', '.join(lacking)}")
+    if [(c, 0) for c in ours[: len(found)]] != found:
+        raise DataError(f"{file}: table {name!r} has other columns than a run's")
+    missing = ", ".join(f"NULL AS {c}" for c in ours[len(found) :])
+    return f"(SELECT rowid, *, {missing} FROM {name})" if missing else name
+
+
+def unreadable(path: Path, error: Exception) -> DataError:
+    """Why the metrics of a run cannot be read, and what helps."""
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:  # there is a journal to be rolled back
+        run = path.parent.name
+        return DataError(f"{path}: the run was cut short while writing; fedkin resume {run} repairs it and goes on")
+    return DataError(f"{path} cannot be read as the metrics of a run: {error}")
+
+
+def _query(path: Path, name: str, columns: str, rest: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=PATIENCE)
+    try:
+        base.execute("PRAGMA trusted_schema=OFF")
+        base.execute("PRAGMA query_only=ON")
+        kind = base.execute("SELECT type FROM sqlite_master WHERE name = ?", (name,)).fetchall()
+        if kind != [("table",)]:
+            raise DataError(f"{path} has no table {name!r}")
+        query = f"SELECT {columns} FROM {source_of(base, path.name, name)} {rest}"
+        return base.execute(query, values).fetchall()
+    finally:
+        base.close()

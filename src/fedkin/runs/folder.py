@@ -1,0 +1,383 @@
+"""Reading a run folder. Whoever wrote it is not trusted: names, sizes, types and links are checked before use."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from fedkin.rounds.clock import PARTS as PARTS_OF_TIME
+from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK, Config, make_config
+from fedkin.errors import DataError, UsageError, unknown
+from fedkin.runs.arrays import read_arrays
+from fedkin.runs.database import TABLES, read_table
+from fedkin.runs.reading import read_bytes
+
+FORMAT = 1
+STATUSES = ("running", "finished", "interrupted", "failed")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+MAX_JSON = 16 << 20
+MAX_SPLIT, MAX_ROWS = 256 << 20, 2 << 30  # bytes of the split in its file, and unpacked
+RUN, METRICS, SPLIT, LOG, CHECKPOINTS, REPORT, SITES = (
+    "run.json", "metrics.sqlite", "split.npz", "log.txt", "checkpoints", "report.html", "sites.json"
+)
+PARTS = ("train", "validation", "test")
+
+
+def check_name(name: str) -> str:
+    """A run's name as it may come from outside: no separators, nothing that climbs."""
+    if not NAME.fullmatch(name) or not name.strip("."):
+        raise UsageError(f"run {name[:120]!r}: names are 1 to 100 letters, digits, dots, dashes and underscores")
+    return name
+
+
+def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
+    try:
+        value = json.loads(read_bytes(path, limit))
+    except (ValueError, RecursionError):
+        raise DataError(f"{path.name} is not valid JSON (half-written?)") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path.name} does not hold a JSON object")
+    return value
+
+
+def is_alive(folder: Path) -> bool:
+    """Whether a process is at work in this run: it holds a lock on the folder that dies with it."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks here: believe what is written
+        return True
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+@dataclass(frozen=True, eq=False)
+class RunInfo:
+    """What run.json says, checked. `status` is "interrupted" too where a running run's process is gone."""
+
+    id: str
+    path: Path
+    status: str
+    created: str
+    updated: str
+    error: str | None
+    config: dict[str, Any]
+    given: dict[str, Any]  # the configuration as it was given, before anything was filled in
+    options: dict[str, Any]
+    identity: str
+    environment: dict[str, Any]
+    prepared: dict[str, Any]
+    names: list[str]
+    malicious: list[int]
+    result: dict[str, Any] | None
+    progress: dict[str, Any] | None  # the newest record of a run that is not finished
+    asked: list[str]  # the settings that somebody gave; the others have their defaults
+    objects: list[str]  # what was given as Python objects, and cannot be had from here
+    rounds_done: int
+    stale: bool = False
+    raw: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def read(cls, folder: Path) -> RunInfo:
+        raw = read_json(folder / RUN)
+        if raw.get("format") != FORMAT:
+            raise DataError(f"{RUN} has format {str(raw.get('format'))[:20]!r}; this version reads {FORMAT}")
+        take = _Taker(raw)
+        status = take("status", str)
+        if status not in STATUSES:
+            raise DataError(f"{RUN}: status {status[:40]!r} is none of {', '.join(STATUSES)}")
+        stale = status == "running" and not is_alive(folder)
+        names, malicious = take("names", list), take("malicious", list)
+        if not all(isinstance(n, str) for n in names) or not all(isinstance(m, int) for m in malicious):
+            raise DataError(f"{RUN}: names must be text, malicious clients numbers")
+        return cls(
+            id=folder.name, path=folder, status="interrupted" if stale else status, created=take("created", str),
+            updated=take("updated", str), error=take("error", str, None), config=take("config", dict),
+            given=take("given", dict, {}), asked=take("asked", list, []), options=take("options", dict),
+            identity=take("identity", str),
+            environment=take("environment", dict), prepared=take("prepared", dict), names=names, malicious=malicious,
+            result=take("result", dict, None), progress=take("progress", dict, None), objects=take("objects", list, []),
+            rounds_done=take("rounds_done", int, 0), stale=stale, raw=raw,
+        )
+
+    def configuration(self, **changed: Any) -> Config:
+        """The run as it was asked for; where the folder does not say what was, nothing counts as given."""
+        then = dict(self.given or self.config)
+        if "model" in self.objects:
+            then.setdefault("init", "given")  # before there was a choice, a network began with the weights it came with
+        return make_config({**then, **changed}, [n for n in self.asked if isinstance(n, str)])
+
+    @property
+    def method(self) -> str:
+        return str(self.config.get("method", ""))
+
+    @property
+    def data(self) -> str:
+        return str(self.config.get("data", ""))
+
+    @property
+    def attack(self) -> str:
+        return str(self.config.get("attack", "none"))
+
+    @property
+    def deployed(self) -> bool:
+        """Whether its clients were real sites: a server of their own goes on with it."""
+        return (self.path / SITES).is_file()
+
+    @property
+    def seed(self) -> int:
+        return _int(self.config.get("seed"))
+
+    @property
+    def rounds_total(self) -> int:
+        return _int(self.config.get("rounds"))
+
+    def settings(self, given: bool = True) -> dict[str, Any]:
+        """The settings that change what comes out, as they were given (or with everything filled in): runs in which
+        they agree are the same run, or differ by the seed in them. What "auto" stood for is said."""
+        found = {k: v for k, v in ((self.given if given else None) or self.config).items() if k not in NOT_IDENTITY}
+        for key in ("precision", "eval_point"):
+            if key in found and isinstance(self.prepared.get(key), str):
+                found[key] = self.prepared[key]
+        return {k: v for k, v in found.items() if self.attack != "none" or k not in ONLY_UNDER_ATTACK}
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """Of the last evaluated round, finished or not; empty before the first."""
+        found = (self.result or self.progress or {}).get("accuracy")
+        keys = ("micro", "macro", "worst_decile", "std")
+        if not isinstance(found, dict):
+            return {}
+        return {k: number(found.get(k)) for k in keys}
+
+    @property
+    def seconds(self) -> float:
+        """Of the rounds: training and the server's work."""
+        return number((self.result or self.progress or {}).get("seconds"))
+
+    @property
+    def wall(self) -> float:
+        """Seconds by the wall clock, everything included; NaN for runs of versions that did not measure it."""
+        return number((self.result or self.progress or {}).get("wall"))
+
+    @property
+    def times(self) -> dict[str, float]:
+        """The parts of the wall clock, of a finished run."""
+        found = (self.result or {}).get("times")
+        return {k: number(found.get(k)) for k in PARTS_OF_TIME} if isinstance(found, dict) else {}
+
+    @property
+    def diverged(self) -> str | None:
+        """Why its numbers are not to be believed."""
+        found = (self.result or {}).get("diverged")
+        return found[:1000] if isinstance(found, str) else None
+
+    @property
+    def bytes(self) -> int:
+        """Sent so far, both ways."""
+        found = (self.result or self.progress or {}).get("bytes")
+        return sum(_int(found.get(k)) for k in ("down", "up")) if isinstance(found, dict) else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `fedkin runs --json` prints it."""
+        return {
+            "id": self.id, "path": str(self.path), "status": self.status, "created": self.created,
+            "updated": self.updated, "error": self.error, "method": self.method, "data": self.data,
+            "attack": self.attack, "rule": str(self.config.get("rule", "mean")), "seed": self.seed,
+            "rounds_done": self.rounds_done, "rounds": self.rounds_total, "accuracy": self.accuracy,
+            "bytes": self.bytes, "seconds": self.seconds, "wall": self.wall,
+            "diverged": self.diverged, "split": self.prepared.get("split_hash"),
+            "identity": self.identity,
+        }
+
+
+class _Taker:
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self._raw = raw
+
+    def __call__(self, key: str, kind: type[Any], *default: Any) -> Any:
+        value = self._raw.get(key)
+        if value is None and default:
+            return default[0]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            what = "is missing" if value is None else f"is {type(value).__name__}, not {kind.__name__}"
+            raise DataError(f"{RUN}: {key!r} {what}")
+        return value
+
+
+def number(value: Any) -> float:
+    """NaN for what is none, or none of a size that numbers of a run have."""
+    fits = isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 62)
+    return float(value) if fits else math.nan
+
+
+def _int(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else 0
+
+
+@dataclass(frozen=True, eq=False)
+class RunFolder:
+    """One run, for reading."""
+
+    info: RunInfo
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """Checks run.json; a folder that is none of ours, or half-written, is refused with the reason."""
+        folder = Path(path)
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder")
+        try:
+            return cls(RunInfo.read(folder.resolve()))
+        except DataError as error:
+            raise DataError(f"{folder} is not a run: {error}") from None
+
+    @property
+    def path(self) -> Path:
+        return self.info.path
+
+    def table(
+        self, name: str, where: Mapping[str, Any] | None = None, columns: list[str] | None = None
+    ) -> dict[str, list[Any]]:
+        """Columns of one of the tables; `where` keeps the rows with these values."""
+        return read_table(self.path / METRICS, name, where, columns)
+
+    def notes(self, name: str | None = None) -> list[tuple[int, str, Any]]:
+        """What the method noted: (round, name, value), in order."""
+        found = self.table("notes", None if name is None else {"name": name})
+        rows = zip(found["round"], found["name"], found["value"], strict=True)
+        return [(r, n, _parsed(v)) for r, n, v in rows]
+
+    def split(self) -> dict[str, Any]:
+        """Row numbers of every client in "train", "validation" and "test", and the clients' "names"; "class_counts" and
+        "class_counts_test", [clients, classes], where the run has them."""
+        return dict(self._split)
+
+    @cached_property
+    def _split(self) -> dict[str, Any]:
+        import numpy as np
+
+        kinds = dict.fromkeys([f"{p}{end}" for p in PARTS for end in ("", "_ends")], "iu")
+        counts = dict.fromkeys(("class_counts", "class_counts_test"), "iu")
+        found = read_arrays(self.path / SPLIT, {"names": "U", **kinds, **counts}, MAX_SPLIT, MAX_ROWS)
+        missing = [name for name in ("names", *kinds) if name not in found]
+        if missing:
+            raise DataError(f"{self.path / SPLIT} has no {missing[0]!r}")
+        names = found["names"].tolist()
+        parts: dict[str, Any] = {}
+        for part in PARTS:
+            rows, ends = found[part].astype(np.int64), found[f"{part}_ends"].astype(np.int64)
+            fits = rows.ndim == 1 and ends.shape == (len(names),) and len(names) > 0
+            if not fits or (np.diff(ends, prepend=0) < 0).any() or ends[-1] != len(rows):
+                raise DataError(f"{self.path / SPLIT}: the offsets of {part!r} do not fit")
+            parts[part] = np.split(rows, ends[:-1])
+        for name in counts:
+            if name in found:
+                if found[name].ndim != 2 or len(found[name]) != len(names):
+                    raise DataError(f"{self.path / SPLIT}: {name!r} is no table of the clients")
+                parts[name] = found[name].astype(np.int64)
+        return {**parts, "names": names}
+
+    def history(self) -> list[dict[str, Any]]:
+        """One entry per evaluated round, in the shape of `run --json`."""
+        found = self.table("rounds")
+        rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+        keys = ("micro", "macro", "worst_decile", "std")
+        return [
+            {**{k: v for k, v in r.items() if k not in keys}, "accuracy": {k: r[k] for k in keys},
+             "final": bool(r["final"])}
+            for r in rows
+        ]
+
+    def per_client(self) -> list[dict[str, Any]]:
+        """How each client's personal model did when last evaluated."""
+        marks = self.table("rounds", columns=["round", "final"])
+        if not marks["round"]:
+            return []
+        last = {"round": marks["round"][-1], "final": marks["final"][-1]}
+        found, train = self.table("clients", last), self.split()["train"]
+        columns = zip(*(found[c] for c in ("client", "name", "accuracy", "loss", "count", "correct")), strict=True)
+        return [
+            {"client": c, "name": name, "accuracy": accuracy, "loss": loss, "test_samples": count, "correct": correct,
+             "train_samples": len(train[c]) if isinstance(c, int) and 0 <= c < len(train) else 0}
+            for c, name, accuracy, loss, count, correct in columns
+        ]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """What befell clients: "failed", "removed", "rejected", "left_out" or "unjudged"."""
+        found = self.table("events", {"kind": kind})
+        return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything about the run, as `fedkin show --json` prints it: what `run --json` says, and where and when.
+
+        As there, `removed` and `failed` count rounds from 0."""
+        info, result = self.info, self.info.result or {}
+        failed, removed = self.events("failed"), self.events("removed")
+        progress = info.progress or {}
+        return {
+            **info.to_dict(), "options": info.options, "best": result.get("best"), "per_client": self.per_client(),
+            "history": self.history(), "bytes": result.get("bytes", progress.get("bytes")),
+            "removed": {str(e["client"]): e["round"] - 1 for e in removed},
+            "failed": [{k: e[k] - (k == "round") for k in ("client", "round")} | {k: e[k] for k in ("phase", "reason")}
+                       for e in failed],
+            "malicious": info.malicious, "detection": result.get("detection"), "config": info.config,
+            "eval_point": info.prepared.get("eval_point"), "environment": info.environment,
+            "times": info.times, "prepared": info.prepared, "remarks": result.get("remarks", []), "run": str(info.path),
+        }
+
+    def log(self, last: int = 200) -> list[str]:
+        """The newest lines of the log."""
+        return read_bytes(self.path / LOG, 1 << 30).decode("utf-8", "replace").splitlines()[-last:]
+
+    def export(self, fmt: Literal["csv", "parquet"], to: str | Path) -> list[Path]:
+        """Every table as a file of its own in `to`."""
+        if fmt not in ("csv", "parquet"):
+            raise unknown("format", str(fmt), ["csv", "parquet"])
+        target = Path(to)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            return [_write(target / f"{name}.{fmt}", self.table(name), fmt) for name in TABLES]
+        except OSError as error:
+            raise DataError(f"{target} cannot be written: {error.strerror or error}") from None
+
+
+def _parsed(text: Any) -> Any:
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _write(path: Path, columns: Mapping[str, list[Any]], fmt: str) -> Path:
+    if fmt == "csv":
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))
+        return path
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageError("parquet needs pyarrow: pip install 'fedkin[data]', or export csv") from None
+    kinds = {"INTEGER": pyarrow.int64(), "REAL": pyarrow.float64(), "TEXT": pyarrow.string()}
+    schema = pyarrow.schema([(c, kinds[k]) for c, k in TABLES[path.stem].items()])
+    pyarrow.parquet.write_table(pyarrow.table(dict(columns), schema=schema), path)
+    return path

@@ -1,0 +1,229 @@
+"""Other places that hear of a run while it goes on: TensorBoard, MLflow, Weights & Biases. Off unless asked for.
+
+A sink is anything with these three methods; `close` is called last, also after an interruption:
+
+    class Mine(Sink):
+        def start(self, info): ...              # a dictionary: run, folder, method, seed, config, options, done
+        def round(self, record, clients): ...   # a RoundRecord, and every client's score at that time
+        def finish(self, result): ...           # the Result
+
+A sink never changes a run: one that raises is reported once and left alone from then on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkin.errors import UsageError, unknown
+from fedkin.rounds.job import Job, Result, RoundRecord
+
+
+@dataclass(frozen=True)
+class ClientScore:
+    client: int
+    name: str
+    accuracy: float  # percent; NaN without test samples
+    loss: float
+
+
+class Sink:
+    """Hears nothing; the base of those that do."""
+
+    def start(self, info: Mapping[str, Any]) -> None: ...
+
+    def round(self, record: RoundRecord, clients: Sequence[ClientScore]) -> None: ...
+
+    def finish(self, result: Result) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def numbers(record: RoundRecord) -> dict[str, float]:
+    """A round as flat numbers under the names that all sinks use; what is not finite is left out."""
+    a = record.accuracy
+    found = {
+        "accuracy/macro": a.macro, "accuracy/micro": a.micro, "accuracy/worst_decile": a.worst_decile,
+        "accuracy/std": a.std, "loss/train": record.train_loss, "loss/test": record.test_loss,
+        "bytes/down": record.bytes_down, "bytes/up": record.bytes_up, "clients/participants": record.participants,
+        "clients/failed": record.failed, "clients/removed": record.removed, "seconds": record.seconds,
+        "wall": record.wall,
+    }
+    return {k: float(v) for k, v in found.items() if np.isfinite(v)}
+
+
+def step_of(record: RoundRecord) -> int:
+    """The round; the record after the last fine-tuning counts as one more."""
+    return record.round + int(record.final)
+
+
+class TensorBoard(Sink):
+    """Event files in a folder (default: `tensorboard` in the run's own): tensorboard --logdir runs."""
+
+    def __init__(self, where: str = "") -> None:
+        self._where, self._writer = where, None  # type: tuple[str, Any]
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = Path(self._where) / str(info["run"]) if self._where else Path(str(info["folder"])) / "tensorboard"
+        self._writer = SummaryWriter(str(folder), purge_step=int(info["done"]) + 1 if info["done"] else None)
+        text = "\n".join(f"    {k} = {v}" for k, v in {**info["config"], **info["options"]}.items())
+        self._writer.add_text("config", text, 0)
+
+    def round(self, record: RoundRecord, clients: Sequence[ClientScore]) -> None:
+        for name, value in numbers(record).items():
+            self._writer.add_scalar(name, value, step_of(record))
+        known = np.array([c.accuracy for c in clients if np.isfinite(c.accuracy)])
+        if len(known):
+            self._writer.add_histogram("clients/accuracy", known, step_of(record))
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class MLflow(Sink):
+    """A run in the experiment `fedkin` of a tracking server (default: MLFLOW_TRACKING_URI, else MLflow's own)."""
+
+    def __init__(self, where: str = "") -> None:
+        self._where = where
+        self._client: Any = None
+        self._run, self._ended = "", False
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=self._where or None)
+        known = self._client.get_experiment_by_name("fedkin")
+        experiment = known.experiment_id if known is not None else self._client.create_experiment("fedkin")
+        made = self._client.create_run(experiment, run_name=str(info["run"]), tags={"fedkin.run": str(info["run"])})
+        self._run = made.info.run_id
+        options = {f"options.{k}": v for k, v in info["options"].items()}
+        for key, value in {**info["config"], **options}.items():
+            if key != "options":
+                self._client.log_param(self._run, key, str(value)[:250])
+
+    def round(self, record: RoundRecord, clients: Sequence[ClientScore]) -> None:
+        import time
+
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        found = numbers(record)
+        self._client.log_batch(self._run, [Metric(k, v, now, step_of(record)) for k, v in found.items()])
+
+    def finish(self, result: Result) -> None:
+        self._client.set_terminated(self._run, "FINISHED")
+        self._ended = True
+
+    def close(self) -> None:
+        if self._run and not self._ended:
+            self._client.set_terminated(self._run, "KILLED")
+
+
+class WeightsAndBiases(Sink):
+    """A run in a project (default `fedkin`); WANDB_MODE=offline keeps it on this machine."""
+
+    def __init__(self, where: str = "") -> None:
+        self._project, self._run, self._ended = where or "fedkin", None, False  # type: tuple[str, Any, bool]
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        import wandb
+
+        config = {**info["config"], "options": dict(info["options"])}
+        self._run = wandb.init(project=self._project, name=str(info["run"]), config=config, reinit="create_new",
+                               dir=str(info["folder"]))
+
+    def round(self, record: RoundRecord, clients: Sequence[ClientScore]) -> None:
+        self._run.log(numbers(record), step=step_of(record))
+
+    def finish(self, result: Result) -> None:
+        self._run.finish()
+        self._ended = True
+
+    def close(self) -> None:
+        if self._run is not None and not self._ended:
+            self._run.finish(exit_code=1)
+
+
+@dataclass(frozen=True)
+class Kind:
+    make: Callable[[str], Sink]
+    package: str  # what it imports
+    extra: str  # how that is installed with FedKin
+
+
+SINKS = {
+    "tensorboard": Kind(TensorBoard, "tensorboard", "tensorboard"),
+    "mlflow": Kind(MLflow, "mlflow", "mlflow"),
+    "wandb": Kind(WeightsAndBiases, "wandb", "wandb"),
+}
+
+
+def check_sinks(specs: Sequence[str]) -> list[str]:
+    """Refuses unknown names and missing packages before anything is run. A spec is NAME or NAME:WHERE."""
+    for spec in specs:
+        name = spec.partition(":")[0]
+        if name not in SINKS:
+            raise unknown("sink", name, SINKS)
+        kind = SINKS[name]
+        if find_spec(kind.package) is None:
+            raise UsageError(f"sink {name!r} needs the package {kind.package}: pip install 'fedkin[{kind.extra}]'")
+    return list(specs)
+
+
+def make_sinks(specs: Sequence[str]) -> Sinks:
+    """For one run: each run has sinks of its own."""
+    made = []
+    for spec in check_sinks(specs):
+        name, _, where = spec.partition(":")
+        made.append((name, SINKS[name].make(os.path.expanduser(where))))
+    return Sinks(made)
+
+
+class Sinks:
+    """Several sinks, each behind a guard."""
+
+    def __init__(self, sinks: Sequence[tuple[str, Sink]]) -> None:
+        self._sinks = list(sinks)
+        self._say: Callable[[str], None] = lambda text: None
+
+    def start(self, job: Job, folder: Path, say: Callable[[str], None]) -> None:
+        self._say = say
+        if self._sinks:
+            info = {"run": folder.name, "folder": str(folder), "method": job.config.method, "seed": job.config.seed,
+                    "config": job.config.to_dict(), "options": job.options, "done": job.fed.round}
+            self._each(lambda sink: sink.start(info))
+
+    def round(self, job: Job, record: RoundRecord | None) -> None:
+        if not self._sinks or record is None or job.measured is None:
+            return
+        found = job.measured
+        with np.errstate(invalid="ignore", divide="ignore"):
+            each = 100.0 * found.correct / found.count
+        clients = [ClientScore(c, name, float(each[c]), float(found.loss[c])) for c, name in enumerate(job.site.names)]
+        self._each(lambda sink: sink.round(record, clients))
+
+    def finish(self, result: Result) -> None:
+        self._each(lambda sink: sink.finish(result))
+
+    def close(self) -> None:
+        self._each(lambda sink: sink.close())
+
+    def _each(self, call: Callable[[Sink], None]) -> None:
+        for entry in list(self._sinks):
+            try:
+                call(entry[1])
+            except Exception as error:  # whatever a foreign package raises: the run is worth more
+                self._sinks.remove(entry)
+                self._say(f"sink {entry[0]} is switched off for the rest of this run: {type(error).__name__}: {error}")
+
+
+__all__ = ["SINKS", "ClientScore", "Sink", "Sinks", "check_sinks", "make_sinks"]

@@ -1,0 +1,1 @@
+"""Grids of runs: which there are, running them, and what they say together."""

@@ -1,0 +1,398 @@
+"""What a sweep says: mean and standard deviation over seeds, and whether a difference to a baseline is more than luck.
+
+Accuracies are those of the runs: of benign clients only where the same clients attack all along. Nothing here is
+filled in: a seed that failed is missing, and a test that would compare different things is not made."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK, Config
+from fedkin.errors import DataError, unknown
+from fedkin.rounds.clock import PARTS
+from fedkin.rounds.job import Accuracy, ClientRecord, Result
+from fedkin.runs.folder import RunFolder, number
+
+SEEDS_FOR_A_TEST = 6  # below, a signed-rank test over seeds cannot reach p < 0.05
+METRICS: dict[str, tuple[str, str]] = {
+    "macro": ("last", "macro"),
+    "micro": ("last", "micro"),
+    "worst-decile": ("last", "worst_decile"),
+    "best-macro": ("best", "macro"),
+    "best-micro": ("best", "micro"),
+    "best-worst-decile": ("best", "worst_decile"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A finished run as a table needs it, whether it was done now or is read from its folder."""
+
+    config: Config  # as asked for, before anything was filled in
+    options: Mapping[str, Any]
+    accuracy: Accuracy
+    best: Accuracy
+    best_round: int
+    per_client: Sequence[ClientRecord]
+    malicious: Sequence[int]
+    sent: int  # bytes, both ways
+    seconds: float  # of the rounds
+    split: str
+    eval_point: str
+    source: Result | RunFolder
+    wall: float = math.nan  # seconds by the wall clock, and where they went
+    times: Mapping[str, float] = field(default_factory=dict)
+    diverged: str | None = None
+
+    @property
+    def method(self) -> str:
+        return self.config.method
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @classmethod
+    def of(cls, result: Result, config: Config | None = None) -> Outcome:
+        asked = config or replace(result.config, validation_share=None)
+        return cls(
+            asked,
+            result.options,
+            result.accuracy,
+            result.best.accuracy,
+            result.best.round,
+            result.per_client,
+            result.malicious,
+            sum(result.bytes.values()),
+            result.seconds,
+            result.prepared.split_hash,
+            result.prepared.eval_point,
+            result,
+            result.wall,
+            result.times,
+            result.diverged,
+        )
+
+    @classmethod
+    def read(cls, folder: RunFolder, config: Config | None = None) -> Outcome:
+        """Of a finished run."""
+        info, found = folder.info, folder.info.result or {}
+        try:
+            best = dict(found["best"])
+            at = int(best.pop("round"))
+            return cls(
+                config or info.configuration(),
+                info.options,
+                _accuracy(found["accuracy"]),
+                _accuracy(best),
+                at,
+                [_client(c) for c in folder.per_client()],
+                info.malicious,
+                info.bytes,
+                info.seconds,
+                str(info.prepared["split_hash"]),
+                str(info.prepared["eval_point"]),
+                folder,
+                info.wall,
+                info.times,
+                info.diverged,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"run {info.id!r} has no result that can be read ({error!r})") from None
+
+    @cached_property
+    def tested_on(self) -> str:
+        """Hash of who is tested on which samples, where the run kept its split; else that of the whole split."""
+        if not isinstance(self.source, RunFolder):
+            return self.split
+        digest = hashlib.sha256()
+        for rows in self.source.split()["test"]:
+            digest.update(np.sort(rows).tobytes() + b"|")
+        return digest.hexdigest()
+
+    def by_client(self) -> dict[int, float]:
+        """Accuracy of the clients that count: benign, with test samples."""
+        return {
+            c.client: c.accuracy
+            for c in self.per_client
+            if c.client not in self.malicious and not math.isnan(c.accuracy)
+        }
+
+
+def _accuracy(values: Mapping[str, Any]) -> Accuracy:
+    return Accuracy(**{f.name: number(values.get(f.name)) for f in fields(Accuracy)})
+
+
+def _client(values: Mapping[str, Any]) -> ClientRecord:
+    return ClientRecord(
+        int(values["client"]),
+        str(values["name"]),
+        number(values["accuracy"]),
+        number(values["loss"]),
+        int(values["train_samples"]),
+        int(values["test_samples"]),
+        int(values["correct"]),
+    )
+
+
+# ---------------------------------------------------------------- groups: the same but for the seed
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs that differ in nothing but the seed. `asked`: all seeds that were wanted."""
+
+    row: str  # the method, with those options and settings that tell it from other rows
+    column: str  # the conditions that vary
+    settings: Mapping[str, Any]  # those, by name
+    config: Config  # of the first
+    outcomes: Sequence[Outcome]
+    asked: Sequence[int]
+
+    @property
+    def seeds(self) -> list[int]:
+        return [o.seed for o in self.outcomes]
+
+    @property
+    def diverged(self) -> dict[int, str]:
+        """Seeds whose numbers are not to be believed, and why."""
+        return {o.seed: o.diverged for o in self.outcomes if o.diverged is not None}
+
+    @property
+    def points(self) -> list[str]:
+        """When models were judged."""
+        return list(dict.fromkeys(o.eval_point for o in self.outcomes))
+
+    def over_seeds(self, value: Callable[[Outcome], float]) -> dict[str, float]:
+        """Mean and standard deviation (NaN for a single seed)."""
+        each = np.array([value(o) for o in self.outcomes], float)
+        each = each[np.isfinite(each)]
+        return {
+            "mean": float(each.mean()) if len(each) else math.nan,
+            "std": float(each.std(ddof=1)) if len(each) > 1 else math.nan,
+        }
+
+    def metric(self, name: str) -> dict[str, float]:
+        return self.over_seeds(lambda o: measure(o, name))
+
+    def time(self, part: str) -> dict[str, float]:
+        """Seconds of the wall clock that went into one of `clock.PARTS`."""
+        return self.over_seeds(lambda o: o.times.get(part, math.nan))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A line of `compare --json`."""
+        first = self.outcomes[0] if self.outcomes else None
+        return {
+            "method": self.config.method,
+            "attack": self.config.attack,
+            "rule": self.config.rule,
+            "options": dict(first.options if first else self.config.options),
+            "row": self.row,
+            "column": self.column,
+            "settings": dict(self.settings),
+            "seeds": self.seeds,
+            "missing": [s for s in self.asked if s not in self.seeds],
+            "eval_point": first.eval_point if first else None,
+            "benign_only": self.config.attack != "none" and self.config.attackers != "redrawn",
+            **{name.replace("-", "_"): self.metric(name) for name in METRICS},
+            "std": self.over_seeds(lambda o: o.accuracy.std),
+            "best_rounds": [o.best_round for o in self.outcomes],
+            "megabytes": self.over_seeds(lambda o: o.sent / 1e6),
+            "seconds": self.over_seeds(lambda o: o.seconds),
+            "wall": self.over_seeds(lambda o: o.wall),
+            "times": {part: self.time(part) for part in PARTS},
+            "diverged": {str(seed): why for seed, why in self.diverged.items()},
+            "splits": [o.split for o in self.outcomes],
+        }
+
+
+def measure(outcome: Outcome, name: str) -> float:
+    """One of `METRICS` of one run."""
+    if name not in METRICS:
+        raise unknown("metric", name, METRICS)
+    when, key = METRICS[name]
+    found: float = getattr(outcome.accuracy if when == "last" else outcome.best, key)
+    return found
+
+
+def groups_of(cells: Iterable[tuple[Config, Outcome | None]]) -> list[Group]:
+    """Cells by what they have in common, in the order they came; a cell without an outcome leaves its seed missing."""
+    given = list(cells)
+    configs = [c for c, _ in given]
+    rows, columns = varied(configs)
+    found: dict[str, list[tuple[Config, Outcome | None]]] = {}
+    for config, outcome in given:
+        key = repr(sorted((k, repr(v)) for k, v in _settings(config, seed=False).items()))
+        found.setdefault(key, []).append((config, outcome))
+    made = []
+    for members in found.values():
+        config = members[0][0]
+        settings = {k: getattr(config, k) for k in columns if not _idle(config, k)}
+        done = sorted((o for _, o in members if o is not None), key=lambda o: o.seed)
+        made.append(
+            Group(
+                row_label(config, configs, rows),
+                column_label(settings),
+                settings,
+                config,
+                done,
+                sorted({c.seed for c, _ in members}),
+            )
+        )
+    return made
+
+
+def varied(configs: Sequence[Config]) -> tuple[list[str], list[str]]:
+    """Settings that differ between cells: those that go with the row (a method's own, the rule) and with the column."""
+    rows: list[str] = []
+    columns: list[str] = []
+    methods = {c.method for c in configs}
+    for key in (f.name for f in fields(Config) if f.name not in ("method", "seed", "options", *NOT_IDENTITY)):
+        active = [c for c in configs if not _idle(c, key)]
+        if len({repr(getattr(c, key)) for c in active}) > 1:
+            inside = any(len({repr(getattr(c, key)) for c in active if c.method == m}) > 1 for m in methods)
+            (columns if inside and key != "rule" else rows).append(key)
+    return rows, columns
+
+
+def _idle(config: Config, key: str) -> bool:
+    return key in ONLY_UNDER_ATTACK and config.attack == "none"
+
+
+def _settings(config: Config, seed: bool = True) -> dict[str, Any]:
+    """What makes a cell what it is."""
+    skipped = {*NOT_IDENTITY, *(() if seed else ("seed",))}
+    return {k: v for k, v in config.to_dict().items() if k not in skipped and not _idle(config, k)}
+
+
+def row_label(config: Config, configs: Sequence[Config], rows: Sequence[str]) -> str:
+    peers = [c.options for c in configs if c.method == config.method]
+    names = [n for n in dict.fromkeys(n for p in peers for n in p) if len({repr(p.get(n)) for p in peers}) > 1]
+    own = [f"{n}={config.options[n]}" for n in names if n in config.options]
+    own += [said(k, getattr(config, k)) for k in rows if k != "rule" and not _idle(config, k)]
+    return " ".join([config.method, *own])
+
+
+def column_label(settings: Mapping[str, Any]) -> str:
+    return ", ".join(said(k, v) for k, v in settings.items())
+
+
+def said(key: str, value: Any) -> str:
+    """A setting in a word or two."""
+    if key == "attack":
+        return "no attack" if value == "none" else str(value)
+    if key == "malicious" and isinstance(value, int | float):
+        return f"{100 * value:g} % malicious"
+    return f"{key.replace('_', ' ')} {value}"
+
+
+# ---------------------------------------------------------------- against a baseline
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Wilcoxon's signed-rank test, two-sided. `over` is None where none was made, and `why` says why."""
+
+    baseline: str
+    over: Literal["clients", "seeds"] | None = None
+    n: int = 0
+    p: float = math.nan
+    p_holm: float = math.nan  # corrected for all tests of the sweep
+    difference: float = math.nan  # median of the paired differences, in points
+    why: str = ""
+    metric: str = "macro"  # what was compared
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def paired(group: Group, baseline: Group, metric: str = "macro") -> Paired:
+    """Over seeds where six or more are common to both, else over clients, each client's mean over the seeds: that is a
+    test of `macro`, their mean, and of no other metric."""
+    return replace(_paired(group, baseline, metric), metric=metric)
+
+
+def _paired(group: Group, baseline: Group, metric: str) -> Paired:
+    name = baseline.row
+    mine, theirs = ({o.seed: o for o in g.outcomes} for g in (group, baseline))
+    seeds = [s for s in mine if s in theirs]
+    if not seeds:
+        return Paired(name, why="no seed that both have finished")
+    remark = ""
+    for s in seeds:
+        if mine[s].split != theirs[s].split:
+            if mine[s].tested_on != theirs[s].tested_on:
+                return Paired(
+                    name,
+                    why=f"the splits differ at seed {s} ({mine[s].split[:12]} and "
+                    f"{theirs[s].split[:12]}): other clients, other test samples",
+                )
+            remark = "the same test samples; training samples differ by what is set aside for validation"
+    if len(seeds) >= SEEDS_FOR_A_TEST:
+        differences = [measure(mine[s], metric) - measure(theirs[s], metric) for s in seeds]
+        return _signed_rank(name, "seeds", differences, remark)
+    if metric != "macro":
+        return Paired(
+            name,
+            why=f"{metric} is one number a seed, and a test over seeds needs {SEEDS_FOR_A_TEST} that "
+            f"both have finished, not {len(seeds)}; over clients only macro can be tested",
+        )
+    each: dict[int, list[float]] = {}
+    for s in seeds:
+        a, b = mine[s].by_client(), theirs[s].by_client()
+        for client in a.keys() & b.keys():
+            each.setdefault(client, []).append(a[client] - b[client])
+    return _signed_rank(name, "clients", [float(np.mean(v)) for v in each.values()], remark)
+
+
+def _signed_rank(name: str, over: Literal["clients", "seeds"], differences: Sequence[float], remark: str) -> Paired:
+    from scipy.stats import wilcoxon
+
+    found = np.array(differences, float)
+    found = found[np.isfinite(found)]
+    if len(found) < 2:
+        return Paired(name, n=len(found), why=f"fewer than two {over} to pair")
+    p = float(wilcoxon(found).pvalue) if (found != 0).any() else 1.0
+    return Paired(name, over, len(found), p, p, float(np.median(found)), remark)
+
+
+def compared(groups: Sequence[Group], baseline: str, metric: str = "macro") -> dict[int, Paired]:
+    """Every group against the baseline's under the same conditions and rule, by its position in `groups`."""
+    rows = list(dict.fromkeys(g.row for g in groups))
+    chosen = baseline if baseline in rows else next((g.row for g in groups if g.config.method == baseline), None)
+    if chosen is None:
+        raise unknown("baseline", baseline, {*rows, *(g.config.method for g in groups)})
+    found: dict[int, Paired] = {}
+    for i, group in enumerate(groups):
+        if group.row == chosen:
+            continue
+        same = [g for g in groups if (g.row, g.column, g.config.rule) == (chosen, group.column, group.config.rule)]
+        missing = Paired(chosen, why="the baseline has no run like this", metric=metric)
+        found[i] = paired(group, same[0], metric) if same else missing
+    return _holm(found)
+
+
+def _holm(found: Mapping[int, Paired]) -> dict[int, Paired]:
+    """Holm's correction for having made several tests."""
+    tests = sorted((i for i, t in found.items() if t.over is not None), key=lambda i: found[i].p)
+    corrected, most = dict(found), 0.0
+    for rank, i in enumerate(tests):
+        most = max(most, min(1.0, found[i].p * (len(tests) - rank)))
+        corrected[i] = replace(found[i], p_holm=most)
+    return corrected
+
+
+def summary(groups: Sequence[Group], baseline: str | None = None, metric: str = "macro") -> list[dict[str, Any]]:
+    """One entry per group, as `compare --json` has it under `table`; tests against the baseline are of `metric`."""
+    tests = compared(groups, baseline, metric) if baseline is not None else {}
+    return [
+        {**g.to_dict(), **({"paired": tests[i].to_dict() if i in tests else None} if baseline is not None else {})}
+        for i, g in enumerate(groups)
+    ]

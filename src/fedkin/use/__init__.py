@@ -1,0 +1,1 @@
+"""Models after training: files, predictions, ONNX."""

@@ -1,0 +1,212 @@
+"""Personal models for use elsewhere: FedKin's own file (safetensors), or ONNX.
+
+An ONNX file is complete: it takes samples as they are (pixels as bytes, token ids, features) and normalises them
+itself. Its outputs are `logits` and `probabilities`; what the classes are called is in its metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkin.errors import DataError, FedKinError, UsageError, unknown
+from fedkin.models import MODELS, Ready
+from fedkin.use.model_file import Card, Personal, load, save
+
+if TYPE_CHECKING:
+    from fedkin.data import Dataset
+    from fedkin.rounds.job import Result
+    from fedkin.runs.folder import RunFolder
+
+FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx"}
+TYPES = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
+
+
+def formats(text: str) -> list[str]:
+    """The formats in a list with commas."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    for part in found:
+        if part not in FORMATS:
+            raise unknown("format", part, FORMATS)
+    if not found:
+        raise UsageError(f"--format {text!r}: give {' or '.join(FORMATS)}, or both with a comma between")
+    return list(dict.fromkeys(found))
+
+
+def write(model: Personal, stem: str | Path, wanted: Sequence[str]) -> list[Path]:
+    """One model in each format, as STEM.safetensors and STEM.onnx."""
+    paths = {kind: Path(f"{stem}{FORMATS[kind]}") for kind in wanted}
+    return [to_onnx(model, p) if kind == "onnx" else save(p, model.module, model.card) for kind, p in paths.items()]
+
+
+def convert(path: str | Path, wanted: Sequence[str], to: str | Path | None = None) -> list[Path]:
+    """A model file in other formats, beside it or in another folder."""
+    path = Path(path).expanduser()
+    folder = Path(to).expanduser() if to is not None else path.parent
+    if "safetensors" in wanted and folder.resolve() == path.parent.resolve():
+        raise UsageError(f"{path} is a safetensors file already; choose --format onnx, or another folder with --to")
+    return write(load(path), folder / path.stem, wanted)
+
+
+# ---------------------------------------------------------------- from a run
+
+
+def export_run(
+    run: str, client: str, to: str | Path, wanted: Sequence[str], runs_dir: str | Path | None = None
+) -> list[Path]:
+    """Models of a run as its newest checkpoint has them. The run is only read; it may still be going on."""
+    from fedkin.runs.catalogue import Catalogue
+
+    folder = Catalogue(runs_dir).locate(run)
+    clients = which(folder.info.names, client)
+    result, dataset = _restored(folder)
+    config = result.config
+    card = Card.of(
+        dataset,
+        config.model if config.model in MODELS else None,
+        head=config.head,
+        method=config.method,
+        run=folder.info.id,
+        seed=config.seed,
+    )
+    return from_result(result, card, clients, to, wanted)
+
+
+def _restored(folder: RunFolder) -> tuple[Result, Dataset]:
+    """The result as far as the newest sound checkpoint goes, and the data it was had from."""
+    from fedkin.rounds.job import load_data, prepare
+    from fedkin.runs import checkpoint
+
+    info, place = folder.info, folder.path / "checkpoints"
+    if info.objects:
+        raise UsageError(
+            f"run {info.id!r} was given its {', '.join(info.objects)} as Python objects, which are not in "
+            "its folder: export from Python, fedkin.use.export.from_result(...)"
+        )
+    if info.config.get("data") == "sites":
+        raise UsageError(f"run {info.id!r} was a deployment: each site has its own model, as personal.safetensors")
+    found = checkpoint.names(place)
+    if not found:
+        raise DataError(f"run {info.id!r} has no checkpoint, so no models; run it with --checkpoint-every 1")
+    job = prepare(info.configuration(), admitted=True)
+    if job.prepared.split_hash != info.prepared.get("split_hash"):
+        raise DataError(f"run {info.id!r}: its data or their split are not what they were; restore the data")
+    samples = np.array([len(part) for part in job.site.parts["train"]], np.int64)
+    for name in found:
+        try:
+            job.restore(checkpoint.load(place, name, job.site.source.device, samples)["job"])
+            return job.result(), load_data(job.config)[0]
+        except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
+            why = error
+    raise DataError(f"run {info.id!r}: no sound checkpoint is left ({why})")
+
+
+def from_result(
+    result: Result, card: Card, clients: Sequence[int], to: str | Path, wanted: Sequence[str]
+) -> list[Path]:
+    """The personal models of these clients, each under its client's name."""
+    to, written, used = Path(to).expanduser(), list[Path](), set[str]()
+    for client in clients:
+        name = result.per_client[client].name
+        own = replace(card, site=name, round=result.history[-1].round)
+        stem = _file_name(name)
+        stem = f"{stem}-{client}" if stem in used else stem
+        used.add(stem)
+        written += write(Personal(own, result.personal(client).network), to / stem, wanted)
+    return written
+
+
+def which(names: Sequence[str], wanted: str) -> list[int]:
+    """Clients by name or number, with commas between, or all of them."""
+    if wanted == "all":
+        return list(range(len(names)))
+    place = {**{str(i): i for i in range(len(names))}, **{name: i for i, name in enumerate(names)}}
+    found = [part.strip() for part in wanted.split(",") if part.strip()]
+    for part in found:
+        if part not in place:
+            raise unknown("client", part, [*names, "all"])
+    if not found:
+        raise UsageError(f"--client {wanted!r}: give a client's name or number, several with commas, or all")
+    return list(dict.fromkeys(place[part] for part in found))
+
+
+def _file_name(name: str) -> str:
+    """A client's name as a file name: anything but letters, digits, dots and dashes becomes a dash."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip(".")[:100] or "client"
+
+
+# ---------------------------------------------------------------- ONNX
+
+
+class _Complete(nn.Module):
+    """From samples as they are to logits and probabilities."""
+
+    def __init__(self, model: Personal) -> None:
+        super().__init__()
+        self.model = Ready(model.module, model.card.samples)
+
+    def forward(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.model(samples)[:, : self.model.samples.classes]
+        return logits, torch.softmax(logits, 1)
+
+
+def to_onnx(model: Personal, path: str | Path) -> Path:
+    """Write an ONNX file; any number of samples at a time."""
+    try:
+        import onnx
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"ONNX needs the package {error.name}: pip install 'fedkin[onnx]'") from error
+    path = Path(path).expanduser()
+    example = torch.zeros(2, *model.card.shape, dtype=TYPES[model.card.kind])
+    whole = _Complete(model).eval()
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                whole,
+                (example,),
+                dynamo=True,
+                verbose=False,
+                input_names=["samples"],
+                output_names=["logits", "probabilities"],
+                dynamic_shapes={"samples": {0: torch.export.Dim("n")}},
+            )
+    except Exception as error:  # own networks can do what no exporter follows, and it fails in many ways
+        raise FedKinError(f"this network cannot be written as ONNX: {error}") from error
+    if program is None:
+        raise FedKinError("this network cannot be written as ONNX")
+    made = program.model_proto
+    onnx.helper.set_model_props(made, {"fedkin": json.dumps(asdict(model.card))})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    number, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    with open(number, "wb") as file:
+        file.write(made.SerializeToString())
+    os.replace(partial, path)
+    return path
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter reports on packages that nobody here needs."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,115 @@
+"""What a personal model says about new samples, and how often it is right where the labels are known."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkin.data.dataset import Array, encode_labels
+from fedkin.errors import DataError, UsageError
+from fedkin.use.model_file import Personal
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """One row a sample. `truth`: class numbers, -1 for a label that the model has no class for; None without labels."""
+
+    classes: tuple[str, ...]
+    probabilities: Array
+    truth: Array | None
+    foreign: tuple[str, ...] = ()
+    """Labels in the data that the model does not know; such samples count as wrong."""
+
+    @property
+    def best(self) -> Array:
+        return np.asarray(self.probabilities.argmax(1))
+
+    @property
+    def accuracy(self) -> float | None:
+        """Percent, or None without labels."""
+        return None if self.truth is None else float(100.0 * (self.best == self.truth).mean())
+
+    def counts(self) -> dict[str, int]:
+        """How often each class was predicted; those that occur."""
+        found = Counter(self.best.tolist())
+        return {self.classes[i]: found[i] for i in sorted(found)}
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = zip(self.best.tolist(), self.probabilities.tolist(), strict=True)
+        return {
+            "classes": list(self.classes),
+            "samples": len(self.probabilities),
+            "accuracy": self.accuracy,
+            "counts": self.counts(),
+            "unknown_labels": list(self.foreign),
+            "predictions": [
+                {"row": i, "prediction": self.classes[b], "probability": p[b], "probabilities": p}
+                for i, (b, p) in enumerate(rows)
+            ],
+        }
+
+    def write_csv(self, path: str | Path) -> Path:
+        path = Path(path).expanduser()
+        label = [] if self.truth is None else ["label"]
+        try:
+            with path.open("w", newline="", encoding="utf-8") as stream:
+                writer = csv.writer(stream)
+                writer.writerow(["row", "prediction", "probability", *label, *(f"p({name})" for name in self.classes)])
+                for i, (b, p) in enumerate(zip(self.best.tolist(), self.probabilities.tolist(), strict=True)):
+                    known = [] if self.truth is None else [self.classes[self.truth[i]] if self.truth[i] >= 0 else "?"]
+                    writer.writerow([i, self.classes[b], f"{p[b]:.6f}", *known, *(f"{v:.6f}" for v in p)])
+        except OSError as error:
+            raise UsageError(f"--out {path} cannot be written: {error.strerror}") from error
+        return path
+
+
+def predict(model: Personal, x: Any, labels: Any = None) -> Predictions:
+    """The model's answers for samples as they came (not normalised)."""
+    names = model.card.names()
+    found = model.probabilities(x)
+    if labels is None:
+        return Predictions(names, found, None)
+    labels = np.asarray(labels)
+    if labels.shape[:1] != (len(found),):
+        raise DataError(f"{len(found)} samples, but labels of shape {labels.shape}")
+    codes, words = encode_labels(labels)
+    place = {name: i for i, name in enumerate(names)}
+    if labels.dtype.kind in "biu" and not any(word in place for word in words):  # numbers for classes that have names
+        place = {str(i): i for i in range(len(names))}
+    truth = np.array([place.get(word, -1) for word in words])[codes]
+    return Predictions(names, found, truth, tuple(word for word in words if word not in place))
+
+
+def read_samples(path: str | Path, label: str = "label", columns: Sequence[str] = ()) -> tuple[Array, Array | None]:
+    """Samples and, where the file has them, labels: .npz (x, y; or x_test, y_test), .csv or .parquet.
+
+    `columns`: what the model's features are called (`Card.columns`). Those of a table go by name, whatever their order
+    in the file; a model that was not trained on a table takes them as they come."""
+    from fedkin.data.columns import read_table
+    from fedkin.data.files import MissingFile, read_npz
+
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UsageError(f"{file}: no such data file; give an .npz, .csv or .parquet")
+    if file.suffix == ".npz":
+        try:
+            arrays = read_npz(file)
+        except MissingFile:
+            raise UsageError(f"{file}: no such data file") from None
+        key = "x" if "x" in arrays else "x_test"
+        if key not in arrays:
+            raise DataError(f"{file}: expected an array 'x' or 'x_test', found {', '.join(arrays) or 'nothing'}")
+        return arrays[key], arrays.get(key.replace("x", "y", 1))
+    if file.suffix not in (".csv", ".parquet"):
+        raise UsageError(f"{file}: give an .npz, .csv or .parquet file")
+    table = read_table(file)
+    if not len(table.rows) or set(table.header) <= {label}:
+        raise DataError(f"{file} holds no samples: expected a line of column names, then one line a sample")
+    _, features = table.features(label, columns or None, "the model")
+    return features, table.labels(label) if label in table.header else None
