@@ -17,7 +17,7 @@ demo: $(CORE) ## install, then compare all methods on real data: under a minute,
 	@$(BIN)/fedkin demo
 
 test: $(DEV) lint ## install, then lint, types and the fast tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2
 
 test-slow: $(DEV) ## the long tests on real data
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow

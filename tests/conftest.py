@@ -12,6 +12,7 @@ import torch
 def _quiet_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_num_threads(1)
     patch = pytest.MonkeyPatch()
+    patch.delenv("COLUMNS", raising=False)  # xdist sets it for its workers
     patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     patch.setenv("FEDKIN_RUNS", str(tmp_path_factory.mktemp("runs")))
     yield

@@ -19,7 +19,7 @@ from unittest.mock import ANY
 import pytest
 from typer.testing import CliRunner, Result
 
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.cli.console import plain, seconds, size, sparkline
 from fedkin.cli.flags import NOT_FLAGS, listed, seeds_of
 from fedkin.cli.live import Cell, window

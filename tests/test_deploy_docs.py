@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import typer
 
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.config import make_config, read_toml
 from fedkin.runs.catalogue import Catalogue
 from fedkin.use.model_file import load

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.config import make_config
 from fedkin.deploy import certificates as keys
 from fedkin.deploy import doctor

@@ -16,7 +16,7 @@ from test_deploy_predict import SAMPLES, Own, card, network, samples
 from torch import nn
 from typer.testing import CliRunner
 
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.config import make_config
 from fedkin.data import from_arrays
 from fedkin.errors import DataError, FedKinError, UsageError

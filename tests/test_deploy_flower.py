@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 pytest.importorskip("cryptography")
 
 from fedkin.bench.network import measure
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.config import Config, make_config
 from fedkin.core.federation import Answer
 from fedkin.data import load

@@ -18,7 +18,7 @@ pytest.importorskip("httpx")
 from test_deploy_flower import Make, Place, Process, experiment, place
 from typer.testing import CliRunner
 
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.deploy.cluster import write_experiment
 from fedkin.engines.remote import Terms
 from fedkin.rounds.job import Result

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from typer.testing import CliRunner
 
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.deploy import certificates as keys
 from fedkin.errors import DataError, UsageError
 

@@ -16,7 +16,7 @@ import torch
 from test_deploy_worker import Told
 from typer.testing import CliRunner
 
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.config import make_config
 from fedkin.deploy.policy import Declined, Policy, Rule
 from fedkin.deploy.state import ASIDE

@@ -18,7 +18,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedkin as fk
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.data import load as load_data
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.models import MODELS, build

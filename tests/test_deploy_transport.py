@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("cryptography")
 
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.deploy import certificates as keys
 from fedkin.deploy import door, link, node
 from fedkin.deploy.certificates import Identity, identity_of

@@ -19,7 +19,7 @@ pytest.importorskip("cryptography")
 
 from typer.testing import CliRunner
 
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.config import make_config
 from fedkin.core.federation import Answer, Each, Federation, Masked, Spec
 from fedkin.data import load

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedkin as fk
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.rounds.divergence import Broken, Refusal, at_chance, divergence, out_of_hand
 from fedkin.rounds.job import Accuracy, RoundRecord
 from fedkin.runs.folder import RunFolder

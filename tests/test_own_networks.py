@@ -452,7 +452,7 @@ def test_a_class_or_function_is_called_under_the_seed(make: Callable[[], nn.Modu
         (7, {}, "model=7: give a network's name"),
         (BodyHead(), {"init": "zeros"}, "init='zeros'"),
     ],
-    ids=str,
+    ids=lambda value: None if callable(value) and not isinstance(value, type) else str(value),
 )
 def test_mistakes_about_first_weights_are_named(model: Any, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):

@@ -17,7 +17,7 @@ import pytest
 from scipy.stats import kendalltau
 from typer.testing import CliRunner
 
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.cli.flags import seeds_of
 from fedkin.config import Config
 from fedkin.errors import DataError, UsageError

@@ -23,7 +23,7 @@ import pytest
 from colours import contrast, looks
 from typer.testing import CliRunner
 
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.config import make_config
 from fedkin.errors import DataError, UsageError
 from fedkin.report import gather

@@ -17,7 +17,7 @@ from torch import Tensor
 from typer.testing import CliRunner, Result
 
 from fedkin import plugins
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
 from fedkin.robust import ATTACKS, RULES, DataAttack, Outcome, ReplyAttack, Rule

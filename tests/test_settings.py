@@ -240,7 +240,7 @@ def tries() -> Iterator[tuple[str, str]]:
                 yield name, route
 
 
-@pytest.mark.parametrize(("name", "route"), list(tries()))
+@pytest.mark.parametrize(("name", "route"), sorted(tries()))
 def test_given_is_applied_or_refused(name: str, route: str, places: Path, usual: Any) -> None:
     walk = TABLE[name]
     assert isinstance(walk, Walk)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.config import Config, make_config
 from fedkin.errors import UsageError
 from fedkin.rounds.job import Result, RoundRecord, run_config

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import fedkin as fk
 from fedkin import plugins
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.cli.flags import grid_configs
 from fedkin.config import Config, make_config
 from fedkin.errors import UsageError

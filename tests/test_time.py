@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedkin as fk
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.rounds.clock import PARTS, Clock
 from fedkin.rounds.job import RoundRecord
 from fedkin.runs import database, recorder

@@ -22,7 +22,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fedkin import api
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.config import NOT_IDENTITY, Config, make_config
 from fedkin.core.federation import Federation
 from fedkin.errors import DataError, FedKinError, UsageError

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 import fedkin as fk
 from fedkin import api
-from fedkin.cli import application as app
+from fedkin.cli.application import app
 from fedkin.config import make_config
 from fedkin.core.federation import Clients
 from fedkin.errors import DataError, FedKinError, UsageError
