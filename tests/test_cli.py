@@ -284,16 +284,16 @@ def test_compare_takes_settings_from_a_file(tmp_path: Path) -> None:
 
 
 def test_the_data_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedkin.rounds import job as rounds
+    from fedkin.rounds import choices
 
     reads: list[str] = []
-    real = rounds.load
+    real = choices.load
 
     def counting(name: str, data_dir: str | None = None) -> Any:
         reads.append(name)
         return real(name, data_dir)
 
-    monkeypatch.setattr(rounds, "load", counting)
+    monkeypatch.setattr(choices, "load", counting)
     answer("compare", "local", "fedavg", *TINY, "--seeds", "2")
     assert reads == ["digits"]
 
@@ -361,7 +361,7 @@ def test_wrong_attacks_are_refused_before_the_data_are_read(monkeypatch: pytest.
     def never(*_: Any) -> None:
         raise AssertionError("data were read")
 
-    monkeypatch.setattr("fedkin.rounds.job.load", never)
+    monkeypatch.setattr("fedkin.rounds.choices.load", never)
     for command in (["run", "fedavg"], ["compare", "fedavg", "local"]):
         for wrong in (["--attack", "lie:zz=1"], ["--attack", "imp"], ["--rule", "krum:f=1"], ["--rule", "mediam"]):
             refused(2, *command, *wrong)

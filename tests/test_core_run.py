@@ -20,7 +20,7 @@ from fedkin.config import make_config
 from fedkin.data import Dataset, Split
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import Method
-from fedkin.rounds.job import Accuracy, Job, pick_device, pick_precision, prepare, run_config
+from fedkin.rounds import Accuracy, Job, pick_device, pick_precision, prepare, run_config
 
 # ---------------------------------------------------------------- evaluation, by hand
 

@@ -20,7 +20,7 @@ from fedkin.cli.application import app
 from fedkin.config import make_config
 from fedkin.data import from_arrays
 from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.rounds.job import run_config
+from fedkin.rounds import run_config
 from fedkin.runs import checkpoint
 from fedkin.runs.catalogue import Catalogue
 from fedkin.runs.start import start

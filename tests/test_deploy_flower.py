@@ -30,7 +30,7 @@ from fedkin.deploy.certificates import new_folder, revoke
 from fedkin.deploy.cluster import free_port, stop, write_experiment
 from fedkin.deploy.server import Serving, run_server
 from fedkin.engines.remote import Terms
-from fedkin.rounds.job import Event, Listener, Result, RoundRecord, run_config
+from fedkin.rounds import Event, Listener, Result, RoundRecord, run_config
 from fedkin.runs.folder import RunFolder
 from fedkin.use.model_file import load as load_model
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from fedkin.cli.application import app
 from fedkin.deploy.cluster import write_experiment
 from fedkin.engines.remote import Terms
-from fedkin.rounds.job import Result
+from fedkin.rounds import Result
 from fedkin.runs.folder import RunFolder
 from fedkin.web import views
 

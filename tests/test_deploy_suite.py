@@ -25,7 +25,7 @@ from test_deploy_hostile import peak as peak_of
 from fedkin.config import make_config
 from fedkin.deploy import certificates as keys
 from fedkin.engines.remote import Terms
-from fedkin.rounds.job import Result, run_config
+from fedkin.rounds import Result, run_config
 from fedkin.use.model_file import load as load_model
 
 pytestmark = pytest.mark.slow

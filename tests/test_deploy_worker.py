@@ -32,10 +32,10 @@ from fedkin.deploy.wire import Parcel, pack, unpack
 from fedkin.deploy.worker import TRAVELS, Worker
 from fedkin.engines.conduct import Register
 from fedkin.engines.rehearsal import most_bytes
-from fedkin.engines.remote import Bounds, Came, Delivery, FlowerEngine, Invalid, Terms, TooFew
+from fedkin.engines.remote import Bounds, Came, Delivery, Invalid, Remote, Terms, TooFew
 from fedkin.errors import DataError, FedKinError
 from fedkin.methods.ditto import Ditto
-from fedkin.rounds.job import comparable
+from fedkin.rounds import comparable
 from fedkin.runs.recorder import verdicts
 
 # ---------------------------------------------------------------- the state on disk
@@ -121,7 +121,7 @@ class Told:
         self.hello = self.ask(kind="hello").fields
         values = {"method": method, "rounds": 5, "epochs": 1, "lr": 0.05, **settings}
         facts = [Facts.of(self.hello)]
-        self.job = prepare_deployed(make_config(values), facts, FlowerEngine(None, ["oslo"]))  # type: ignore[arg-type]
+        self.job = prepare_deployed(make_config(values), facts, Remote(None, ["oslo"]))  # type: ignore[arg-type]
         self.labels = together(facts)[2]
 
     def ask(self, values: Mapping[str, Any] | None = None, **fields: Any) -> Parcel:
@@ -587,8 +587,8 @@ def rehearsed(*args: Any) -> Spec:
     return {"model": ((3,), torch.float32, False)}
 
 
-def engine_of(script: Script, terms: Terms | None = None) -> FlowerEngine:
-    engine = FlowerEngine(script, NAMES, terms)
+def engine_of(script: Script, terms: Terms | None = None) -> Remote:
+    engine = Remote(script, NAMES, terms)
     engine.rehearse = rehearsed
     return engine
 
@@ -792,11 +792,11 @@ def test_what_cannot_be_rehearsed_is_decided_by_most_of_at_least_two_and_said() 
     odd, lines = Delivery({"model": torch.zeros(1, 5)}), list[str]()
     for liars, kept in (([1], [0, 2, 3]), ([0, 1, 2], [0, 1, 2]), ([0, 1], [])):
         script = Script(lambda c, a, liars=liars: odd if c in liars else good(c))  # type: ignore[misc]
-        engine = FlowerEngine(script, NAMES, Terms(minimum=0.0))
+        engine = Remote(script, NAMES, Terms(minimum=0.0))
         engine.rehearse, engine.say = lambda *args: "KeyError: 'x'", lines.append
         assert engine.call(IDS, "train", {}, 0).ids.tolist() == kept
     assert lines[0].startswith("phase 'train' cannot be rehearsed (KeyError: 'x')")
-    engine = FlowerEngine(Script(good), NAMES, Terms(minimum=0.0))
+    engine = Remote(Script(good), NAMES, Terms(minimum=0.0))
     alone = engine.call(IDS[:1], "train", {}, 0)
     assert len(alone.ids) == 0
     assert "nothing tells what it should look like" in alone.failed[0]
@@ -806,7 +806,7 @@ def test_what_cannot_be_rehearsed_is_decided_by_most_of_at_least_two_and_said() 
 
 def test_a_phase_that_answers_otherwise_later_on_is_rehearsed_anew() -> None:
     script = Script(lambda c, a: Delivery({"model": torch.zeros(1, 3 if a == 1 else 5)}))
-    engine, asked = FlowerEngine(script, NAMES, Terms(pause=0.0)), list[tuple[int, bool]]()
+    engine, asked = Remote(script, NAMES, Terms(pause=0.0)), list[tuple[int, bool]]()
 
     def rehearse(function: str, message: Any, number: int, anew: bool) -> Spec:
         asked.append((number, anew))

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import fedkin as fk
 from fedkin.cli.application import app
+from fedkin.rounds import Accuracy, RoundRecord
 from fedkin.rounds.divergence import Broken, Refusal, at_chance, divergence, out_of_hand
-from fedkin.rounds.job import Accuracy, RoundRecord
 from fedkin.runs.folder import RunFolder
 from fedkin.testing import finished, job_of
 
@@ -158,7 +158,7 @@ def test_what_attackers_send_is_no_divergence_of_the_run() -> None:
 
 def tampered(tamper: Any, **settings: Any) -> Any:
     from fedkin.config import make_config
-    from fedkin.rounds.job import run_config
+    from fedkin.rounds import run_config
 
     return run_config(make_config({"method": "fedavg", "lr": 0.05, **TINY, **settings}), tamper=tamper)
 

@@ -256,7 +256,7 @@ import json, sys, numpy, torch
 from fedkin.rounds import footprint
 from fedkin.config import make_config
 from fedkin.data import from_arrays
-from fedkin.rounds.job import drive, prepare
+from fedkin.rounds import drive, prepare
 torch.set_num_threads(1)
 given, draw = json.loads(sys.argv[1]), numpy.random.default_rng(0)
 arrays = [(draw.standard_normal((8, 64)).astype("f4"), draw.integers(0, 4, 8)) for _ in range(given["clients"])]

@@ -17,7 +17,7 @@ from fedkin.compute.program import trace
 from fedkin.config import make_config
 from fedkin.core.cohort import Cohort
 from fedkin.models import build
-from fedkin.rounds.job import Result, prepare, run_config
+from fedkin.rounds import Result, prepare, run_config
 from fedkin.sweep.together import run_together
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

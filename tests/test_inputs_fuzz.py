@@ -19,7 +19,7 @@ from fedkin.cli.application import app
 from fedkin.cli.commands import main  # noqa: F401  registers the commands
 from fedkin.config import make_config, read_toml
 from fedkin.errors import FedKinError
-from fedkin.rounds.job import load_data
+from fedkin.rounds import load_data
 from fedkin.use.predict import read_samples
 
 GOOD = "f0,f1,label\n" + "".join(f"{i},{i / 2},{i % 2}\n" for i in range(8))

@@ -16,7 +16,7 @@ from fedkin.data import Dataset, Split
 from fedkin.errors import UsageError
 from fedkin.methods.c_pfl import CPFL
 from fedkin.methods.committee import lower_bound, tally
-from fedkin.rounds.job import Job, prepare
+from fedkin.rounds import Job, prepare
 
 CLASSES = 4
 

@@ -20,7 +20,7 @@ from fedkin.core.federation import Answer, Clients, Federation, each
 from fedkin.methods.fedavg import FedAvg
 from fedkin.methods.fedcap import FedCAP
 from fedkin.methods.similarity import contributions, usual
-from fedkin.rounds.job import Job, prepare
+from fedkin.rounds import Job, prepare
 
 FIVE = (9, 6, 1, 5, 8)
 

@@ -25,7 +25,7 @@ from fedkin.data.split import Split
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, options_of, prototypes
 from fedkin.methods.prototypes import PrototypeOptions, global_prototypes, laplace, mahalanobis_weights, phase
-from fedkin.rounds.job import Job, prepare
+from fedkin.rounds import Job, prepare
 
 INPUT, WIDTH, CLASSES = 6, 8, 5
 SIZES = (11, 1, 9, 14, 6, 8)  # one client with a single sample

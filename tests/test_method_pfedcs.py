@@ -20,7 +20,7 @@ from fedkin.data import Dataset, Split
 from fedkin.errors import UsageError
 from fedkin.methods import mixture
 from fedkin.methods.pfedcs import PFedCS, PFedCSOptions, collaborators, mixing
-from fedkin.rounds.job import Job, prepare
+from fedkin.rounds import Job, prepare
 
 # ---------------------------------------------------------------- rows of distances
 

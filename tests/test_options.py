@@ -15,7 +15,7 @@ from fedkin.config import Config, make_config, read_toml
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS
 from fedkin.options import describe, option, validated
-from fedkin.rounds.job import optimiser_of
+from fedkin.rounds import optimiser_of
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from fedkin.data import Dataset, Split, from_arrays
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS
 from fedkin.models import Ready, Samples, draw_anew
+from fedkin.rounds import prepare
 from fedkin.rounds.inference import labels
-from fedkin.rounds.job import prepare
 from fedkin.testing import federation
 from fedkin.use.model_file import Card
 from fedkin.use.model_file import load as load_model

@@ -17,6 +17,7 @@ import pytest
 from scipy.stats import kendalltau
 from typer.testing import CliRunner
 
+from fedkin import rounds
 from fedkin.cli.application import app
 from fedkin.cli.flags import seeds_of
 from fedkin.config import Config
@@ -28,7 +29,6 @@ from fedkin.papers.measures import METRICS, Outcome, Point, Traces, facts, value
 from fedkin.papers.plan import Data, Plan, calibrate, make_plan, quick
 from fedkin.papers.published import NAMES, Paper, canonical, forget, load_file, load_paper, parse
 from fedkin.papers.runner import Ledger, Session, batches, commit, from_folder, reproduce, run_cells, trained
-from fedkin.rounds import job as rounds
 from fedkin.runs.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent

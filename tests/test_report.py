@@ -31,7 +31,7 @@ from fedkin.report import page as reports
 from fedkin.report import svg as figures
 from fedkin.report.gather import Missing, RunData, collaboration, grouped, happenings
 from fedkin.report.page import LeftOut, Shown, details, overview, write_report
-from fedkin.rounds.job import Result, load_data
+from fedkin.rounds import Result, load_data
 from fedkin.runs.folder import RunFolder
 from fedkin.runs.start import start
 from fedkin.web.views import compare_page

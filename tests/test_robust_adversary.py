@@ -17,7 +17,7 @@ from fedkin.errors import UsageError
 from fedkin.robust import Adversary, Detection, Rates, Verdict, Watched, detection, make_attack, make_rule
 from fedkin.robust.attacks import IPM, LIE, Backdoor, Garbage, Gaussian, LabelFlip, NotANumber, SignFlip
 from fedkin.robust.rules import MultiKrum
-from fedkin.rounds.job import Job, load_data, prepare
+from fedkin.rounds import Job, load_data, prepare
 
 IDS = np.arange(10)
 

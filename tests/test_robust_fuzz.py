@@ -17,7 +17,7 @@ from fedkin.compute import random as keys
 from fedkin.config import make_config
 from fedkin.methods import METHODS
 from fedkin.robust import ATTACKS, RULES
-from fedkin.rounds.job import Job, prepare
+from fedkin.rounds import Job, prepare
 
 T = TypeVar("T")
 FAST, ALL = 40, 540

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedkin.config import make_config
 from fedkin.robust import RULES, make_rule
 from fedkin.robust.rules import FLTrust, apply
-from fedkin.rounds.job import prepare
+from fedkin.rounds import prepare
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

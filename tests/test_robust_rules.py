@@ -17,7 +17,7 @@ from fedkin.papers.published import load_paper
 from fedkin.robust import RULES, Outcome, Rule, apply, make_rule
 from fedkin.robust import rows as linear
 from fedkin.robust.rules import GAS, RFA, Bucketing, FLTrust, Krum, Mean, Median, MultiKrum, TrimmedMean
-from fedkin.rounds.job import named_spec
+from fedkin.rounds import named_spec
 
 cases = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10_000)

@@ -24,7 +24,7 @@ from fedkin.robust import RULES, Adversary, Desk, Rates, Verdict, Watched, detec
 from fedkin.robust.attacks import Adaptive, Backdoor
 from fedkin.robust.root import root_set
 from fedkin.robust.rules import RFA, Bucketing, FLTrust, Rule
-from fedkin.rounds.job import Job, Result, prepare, run_config
+from fedkin.rounds import Job, Result, prepare, run_config
 
 TINY: dict[str, Any] = {
     "clients": 10,

@@ -20,8 +20,7 @@ from fedkin.data import Dataset, iid, make_split
 from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import METHODS, options_of
 from fedkin.robust import ATTACKS, ReplyAttack
-from fedkin.rounds import footprint
-from fedkin.rounds.job import Job, prepare
+from fedkin.rounds import Job, footprint, prepare
 from fedkin.runs.folder import RunFolder
 from fedkin.testing import job_of, personal_rows
 

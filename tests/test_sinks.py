@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fedkin.cli.application import app
 from fedkin.config import Config, make_config
 from fedkin.errors import UsageError
-from fedkin.rounds.job import Result, RoundRecord, run_config
+from fedkin.rounds import Result, RoundRecord, run_config
 from fedkin.runs import sinks
 from fedkin.runs.sinks import SINKS, ClientScore, Sink, Sinks, check_sinks, make_sinks
 from fedkin.runs.start import start

@@ -23,7 +23,7 @@ from fedkin.config import Config, make_config
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
-from fedkin.rounds.job import Event, Prepared, RoundRecord, run_config
+from fedkin.rounds import Event, Prepared, RoundRecord, run_config
 from fedkin.runs.catalogue import Catalogue
 from fedkin.sweep.runner import Cell, Quiet, Sweep, expand, run_sweep
 

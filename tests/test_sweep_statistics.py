@@ -18,7 +18,7 @@ import fedkin as fk
 from fedkin.config import Config
 from fedkin.errors import DataError, UsageError
 from fedkin.report.tables import comma_separated, latex, markdown, paired_sheet, sheet, write
-from fedkin.rounds.job import Accuracy, ClientRecord
+from fedkin.rounds import Accuracy, ClientRecord
 from fedkin.runs.folder import RunFolder
 from fedkin.sweep.statistics import Outcome, compared, groups_of, summary
 

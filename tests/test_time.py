@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import fedkin as fk
 from fedkin.cli.application import app
+from fedkin.rounds import RoundRecord
 from fedkin.rounds.clock import PARTS, Clock
-from fedkin.rounds.job import RoundRecord
 from fedkin.runs import database, recorder
 from fedkin.runs import start as runs
 from fedkin.runs.folder import RunFolder
@@ -45,7 +45,7 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from fedkin.methods.fedavg import FedAvg
-        from fedkin.rounds import job as rounds
+        from fedkin.rounds import assemble
 
         def slowed(owner: Any, name: str) -> None:
             real = getattr(owner, name)
@@ -57,7 +57,7 @@ class Slow:
 
             monkeypatch.setattr(owner, name, wait)
 
-        slowed(rounds, "load_data")
+        slowed(assemble, "load_data")
         slowed(FedAvg, "train")
         slowed(FedAvg, "round")
         slowed(FedAvg, "report")

@@ -15,7 +15,7 @@ from fedkin.compute.backends import Work
 from fedkin.compute.choice import Chooser
 from fedkin.config import Config, make_config
 from fedkin.errors import FedKinError, UsageError
-from fedkin.rounds.job import Prepared, Result, RoundRecord, run_config
+from fedkin.rounds import Prepared, Result, RoundRecord, run_config
 from fedkin.sweep.together import run_together
 
 BASE: dict[str, Any] = {

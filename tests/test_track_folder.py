@@ -27,7 +27,7 @@ from fedkin.config import NOT_IDENTITY, Config, make_config
 from fedkin.core.federation import Federation
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.methods.fedavg import FedAvg
-from fedkin.rounds.job import Result, RoundRecord
+from fedkin.rounds import Result, RoundRecord
 from fedkin.runs import start as runs
 from fedkin.runs.catalogue import Broken, Catalogue, diff, runs_folder
 from fedkin.runs.database import TABLES
@@ -658,8 +658,8 @@ def test_a_run_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytes
 
 def test_progress_shows_speed_and_memory() -> None:
     from fedkin.cli.live import pace
+    from fedkin.rounds import Accuracy, RoundRecord
     from fedkin.rounds.footprint import resident
-    from fedkin.rounds.job import Accuracy, RoundRecord
 
     def record(round: int, seconds: float, steps: int) -> RoundRecord:
         return RoundRecord(round, Accuracy(1, 1, 1, 1), 0, 0, 0, 0, seconds, 1, 0, 0, client_steps=steps)

@@ -30,7 +30,7 @@ from fedkin.core.federation import Clients
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
-from fedkin.rounds.job import Event, Result, RoundRecord, prepare, run_config
+from fedkin.rounds import Event, Result, RoundRecord, prepare, run_config
 from fedkin.runs import checkpoint
 from fedkin.runs import start as runs
 from fedkin.runs.checkpoint import DiskFull

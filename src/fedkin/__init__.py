@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedkin.errors import DataError, FedKinError, UsageError
     from fedkin.methods import METHODS, Method, option
     from fedkin.models import MODELS
-    from fedkin.rounds.job import Result
+    from fedkin.rounds import Result
 
 from fedkin.version import VERSION as __version__
 
@@ -34,7 +34,7 @@ _HOMES = {
     "fedkin.compute.layout": ("Layout",),
     "fedkin.methods": ("METHODS", "Method", "option"),
     "fedkin.models": ("MODELS",),
-    "fedkin.rounds.job": ("Result",),
+    "fedkin.rounds": ("Result",),
 }
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -17,7 +17,7 @@ from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import Given
 from fedkin.registry import Registry
 from fedkin.robust import make_attack
-from fedkin.rounds.job import Listener, Result, named_spec, run_config
+from fedkin.rounds import Listener, Result, named_spec, run_config
 from fedkin.rounds.settings import idle, refuse, settled
 from fedkin.runs import start as runs
 from fedkin.runs.catalogue import Catalogue

@@ -33,7 +33,7 @@ from fedkin.methods import METHODS, Method
 from fedkin.methods.base import REPORTS
 from fedkin.options import validated
 from fedkin.robust import ATTACKS, RULES, Adversary, Attack, DataAttack, ReplyAttack, Rule, Watched, apply
-from fedkin.rounds.job import Job, prepare
+from fedkin.rounds import Job, prepare
 
 Kind = str | type[Method]
 Check = Callable[..., None]

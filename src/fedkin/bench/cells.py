@@ -11,7 +11,7 @@ import torch
 
 from fedkin.config import Config, make_config
 from fedkin.data import Dataset
-from fedkin.rounds.job import Event, RoundRecord, run_config, split_of
+from fedkin.rounds import Event, RoundRecord, run_config, split_of
 from fedkin.sweep.together import run_together
 
 ATTACKS = ("sf", "mr", "lie", "min-max", "min-sum", "ipm")

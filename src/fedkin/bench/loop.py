@@ -38,7 +38,7 @@ from fedkin.errors import unknown
 from fedkin.methods import METHODS
 from fedkin.models import build
 from fedkin.robust import RULES, apply, make_rule
-from fedkin.rounds.job import Job, pick_device, pick_precision, prepare, split_of
+from fedkin.rounds import Job, pick_device, pick_precision, prepare, split_of
 
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")

@@ -25,7 +25,7 @@ from fedkin.deploy.cluster import client_words, free_port, start, stop
 from fedkin.deploy.server import OpenLink, Serving, prepare_deployed
 from fedkin.deploy.sites import Sites
 from fedkin.deploy.worker import TRAVELS
-from fedkin.engines.remote import Bounds, Came, Delivery, FlowerEngine, Terms
+from fedkin.engines.remote import Bounds, Came, Delivery, Remote, Terms
 
 
 @dataclass
@@ -79,7 +79,7 @@ def _phases(link: Any, serving: Serving, model: str, phases: int, clients: int) 
     facts = sites.gather(clients, 300)
     watched = Watched(sites)
     config = make_config({"method": "fedavg", "model": model, "epochs": 1, "rounds": phases, "batch": 20})
-    job = prepare_deployed(config, facts, FlowerEngine(watched, [f.name for f in facts], serving.terms))
+    job = prepare_deployed(config, facts, Remote(watched, [f.name for f in facts], serving.terms))
     link.link.limit = 8 * 4 * job.site.layout.width
     settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}
     shared = {"config": settings, "labels": list(range(10)), "transport": "fp32", "round": 0}

@@ -144,7 +144,7 @@ def _is_path(data: str) -> bool:
 
 def check_attack(spec: str) -> None:
     from fedkin.robust import ATTACKS, make_attack
-    from fedkin.rounds.job import named_spec
+    from fedkin.rounds import named_spec
 
     if spec == "none":
         return
@@ -157,7 +157,7 @@ def check_attack(spec: str) -> None:
 
 def check_rule(spec: str) -> None:
     from fedkin.robust import RULES, make_rule
-    from fedkin.rounds.job import named_spec
+    from fedkin.rounds import named_spec
 
     name, options = named_spec(spec)
     RULES[name]

@@ -15,7 +15,7 @@ from fedkin.cli.live import GridScreen
 from fedkin.cli.outcome import run_facts
 from fedkin.config import Config
 from fedkin.report.tables import Entry, Sheet, paired_sheet, sheet
-from fedkin.rounds.job import Result
+from fedkin.rounds import Result
 from fedkin.sweep.runner import Cell, run_sweep
 from fedkin.sweep.statistics import Group, Outcome, groups_of, summary
 

@@ -22,7 +22,7 @@ from fedkin.models import MODELS
 from fedkin.options import describe
 from fedkin.registry import Registry
 from fedkin.robust import ATTACKS, RULES, DataAttack, ReplyAttack
-from fedkin.rounds.job import prepare
+from fedkin.rounds import prepare
 
 IMAGE: tuple[tuple[int, ...], int, int] = ((3, 32, 32), 10, 0)  # shape, classes, vocabulary
 COMMON = "lie_about_votes"  # an option of every attack

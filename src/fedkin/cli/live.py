@@ -15,8 +15,8 @@ from rich.text import Text
 from fedkin.cli.console import ACCENT, percent, seconds, size, sparkline, table
 from fedkin.cli.outcome import benign_only, threat
 from fedkin.config import Config
+from fedkin.rounds import Event, Prepared, RoundRecord
 from fedkin.rounds.footprint import resident
-from fedkin.rounds.job import Event, Prepared, RoundRecord
 from fedkin.sweep.runner import Cell
 from fedkin.sweep.statistics import varied
 

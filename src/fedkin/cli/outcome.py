@@ -12,7 +12,7 @@ from rich.markup import escape
 from fedkin.cli.console import percent, print_json, screen, size, spent, table
 from fedkin.config import POINTS, Config
 from fedkin.robust import Adversary, Attack, make_attack
-from fedkin.rounds.job import Result, named_spec
+from fedkin.rounds import Result, named_spec
 
 MOST_NAMES = 30
 

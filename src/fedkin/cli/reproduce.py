@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedkin.papers.plan import Data, Estimate, Plan
     from fedkin.papers.published import Paper, Table
     from fedkin.papers.runner import Ledger, Session
-    from fedkin.rounds.job import Event
+    from fedkin.rounds import Event
 
 MOST_REASONS = 8
 TIMING = 60.0  # seconds at most that rounds are timed for, where only a plan is asked for
@@ -162,7 +162,7 @@ def _whole(words: list[str], lines: Sequence[Any]) -> list[str]:
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     """Refuses a device or a precision that is not there before anything is loaded."""
     from fedkin.config import make_config
-    from fedkin.rounds.job import pick_device, pick_precision
+    from fedkin.rounds import pick_device, pick_precision
 
     config = make_config(settings)
     pick_precision(config.precision, pick_device(config.device))
@@ -233,7 +233,7 @@ def _calibrated(todo: Sequence[Config], data: Data, ledger: Ledger, budget: floa
     """`asked`: the time is what somebody wants to know; else it must not take much of the run's own."""
     from fedkin.papers.plan import calibrate
     from fedkin.papers.runner import device_name
-    from fedkin.rounds.job import pick_device
+    from fedkin.rounds import pick_device
 
     out = messages()
     here = device_name(str(pick_device(todo[0].device))) if todo else ""
@@ -245,7 +245,7 @@ def _calibrated(todo: Sequence[Config], data: Data, ledger: Ledger, budget: floa
 
 
 def _together(device: str) -> int:
-    from fedkin.rounds.job import pick_device
+    from fedkin.rounds import pick_device
     from fedkin.sweep.runner import TOGETHER_ON_GPU
 
     return TOGETHER_ON_GPU if pick_device(device).type == "cuda" else 1
@@ -256,7 +256,7 @@ def _plan_facts(
 ) -> dict[str, Any]:
     from fedkin.papers.plan import kind_of
     from fedkin.papers.runner import batches, device_name
-    from fedkin.rounds.job import pick_device
+    from fedkin.rounds import pick_device
 
     trainings = [todo[batch[0]] for batch in batches(todo)]
     tables = []
@@ -350,7 +350,7 @@ def _run(
     from fedkin.cli.live import on_terminal
     from fedkin.papers.measures import Outcome
     from fedkin.papers.runner import reproduce as carry_out
-    from fedkin.rounds.job import RoundRecord
+    from fedkin.rounds import RoundRecord
 
     out, count = messages(), 0
     bar = Progress(

@@ -11,7 +11,7 @@ from rich.text import Text
 from fedkin.cli.console import messages, print_json, screen, table
 from fedkin.config import Config
 from fedkin.data import Dataset, Split
-from fedkin.rounds.job import load_data
+from fedkin.rounds import load_data
 
 MOST_ROWS = 60
 MOST_NUMBERS = 20  # with more classes a cell is one shaded character

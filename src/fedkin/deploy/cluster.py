@@ -94,7 +94,7 @@ def client_words(name: str, folder: Path, port: int, insecure: bool) -> list[str
 
 def deal_files(config: Config, folder: Path) -> list[str]:
     """The data set as the configuration deals it, one .npz for each client; their names."""
-    from fedkin.rounds.job import load_data
+    from fedkin.rounds import load_data
 
     dataset, split = load_data(config)
     folder.mkdir(parents=True, exist_ok=True)

@@ -26,13 +26,15 @@ from fedkin.deploy.sites import USUAL_CLASSES, Facts, Say, Sites, digest, togeth
 from fedkin.deploy.wire import Transport
 from fedkin.deploy.worker import TRAVELS
 from fedkin.engines.rehearsal import Rehearsal
-from fedkin.engines.remote import MEASURED, FlowerEngine, Terms
-from fedkin.engines.simulator import LocalEngine
+from fedkin.engines.remote import MEASURED, Remote, Terms
+from fedkin.engines.simulator import Simulator
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS, options_of
 from fedkin.methods.base import REPORTS
 from fedkin.models import Samples, build, default_model
-from fedkin.rounds.job import Job, Listener, Prepared, Result, average_of, check_outputs, point_of, training_of
+from fedkin.rounds import Job, Listener, Prepared, Result, average_of, training_of
+from fedkin.rounds.assemble import check_outputs
+from fedkin.rounds.choices import point_of
 from fedkin.rounds.settings import idle, refuse
 from fedkin.runs import checkpoint
 from fedkin.runs.catalogue import runs_folder
@@ -66,11 +68,11 @@ class Deployed(Job):
     sizes: Sequence[tuple[int, int]] = ()  # training and test samples of each
     _found: tuple[object, tuple[Any, Any, Any]] | None = None  # the last measurement, and what it was of
 
-    def evaluate(self, engine: LocalEngine | None = None) -> tuple[Any, Any, Any]:
+    def evaluate(self, engine: Simulator | None = None) -> tuple[Any, Any, Any]:
         now = (self.fed.round, len(self.fed.exchanges))
         if self._found is not None and self._found[0] == now:
             return self._found[1]
-        remote, phase = cast(FlowerEngine, self.engine), REPORTS[self.prepared.eval_point]
+        remote, phase = cast(Remote, self.engine), REPORTS[self.prepared.eval_point]
         ids = (self.fed.all - list(self.fed.why_removed)).ids
         at = torch.from_numpy(ids)
         message = {
@@ -95,12 +97,12 @@ class Deployed(Job):
         return sum(tests > 0 and c not in self.fed.why_removed for c, (_, tests) in enumerate(self.sizes))
 
     def state(self) -> dict[str, Any]:
-        self.site.chooser.client_steps = cast(FlowerEngine, self.engine).client_steps
+        self.site.chooser.client_steps = cast(Remote, self.engine).client_steps
         return super().state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
-        cast(FlowerEngine, self.engine).client_steps = self.site.chooser.client_steps
+        cast(Remote, self.engine).client_steps = self.site.chooser.client_steps
 
     def result(self) -> Result:
         result = super().result()
@@ -143,7 +145,7 @@ def run_server(
             raise UsageError("how many sites take part? Say --clients N, or sign their keys with `fedkin keys sign`")
         sites = link.sites(serving)
         facts = sites.gather(count, serving.wait, serving.least)
-        engine = FlowerEngine(sites, [f.name for f in facts], serving.terms, link.checkpoints)
+        engine = Remote(sites, [f.name for f in facts], serving.terms, link.checkpoints)
         job = prepare_deployed(config, facts, engine)
         _bound(link.link, job, serving)
         with Recorder.create(runs_folder(config.runs_dir), job, job.config) as recorder:
@@ -167,7 +169,7 @@ def resume_server(
     with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder, OpenLink(serving, say) as link:
         link.folder = info.path
         sites = link.sites(serving)
-        engine = FlowerEngine(sites, [f.name for f in facts], serving.terms, link.checkpoints)
+        engine = Remote(sites, [f.name for f in facts], serving.terms, link.checkpoints)
         job = prepare_deployed(config, facts, engine)
         if info.prepared.get("split_hash") != job.prepared.split_hash:
             raise DataError(f"run {info.id!r}: its {SITES} is not the one it began with")
@@ -196,7 +198,7 @@ def _serve(
         say(text)
 
     sites.speak(log)
-    cast(FlowerEngine, job.engine).say = log
+    cast(Remote, job.engine).say = log
     attempt = int(time.time() * 1000)
     settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}
     shared = {
@@ -267,7 +269,7 @@ def _bound(link: Link, job: Job, serving: Serving) -> None:
     link.limit = serving.largest or max(64 << 20, 8 * 4 * job.site.layout.width)
 
 
-def prepare_deployed(config: Config, facts: Sequence[Facts], engine: FlowerEngine) -> Deployed:
+def prepare_deployed(config: Config, facts: Sequence[Facts], engine: Remote) -> Deployed:
     """What `rounds.prepare` does, without any data: the network, the method's server half, the books."""
     kind = METHODS[config.method]
     options = options_of(kind, config.options, config.method)
@@ -315,7 +317,7 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: FlowerEngin
         server,
         fed,
         site,
-        cast(LocalEngine, engine),
+        cast(Simulator, engine),
         network,
         samples_of,
         asdict(options),

@@ -119,7 +119,7 @@ def digest(facts: Sequence[Facts]) -> str:
 
 
 class Sites:
-    """Greets, seats and reaches sites; the `Post` of a `FlowerEngine`."""
+    """Greets, seats and reaches sites; the `Post` of a `Remote`."""
 
     def __init__(
         self, link: Link, say: Say, *, transport: Transport = "fp32", most_classes: int = USUAL_CLASSES

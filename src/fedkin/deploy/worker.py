@@ -44,7 +44,8 @@ from fedkin.errors import FedKinError
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.methods.base import REPORTS
 from fedkin.models import build
-from fedkin.rounds.job import pick_device, pick_precision, point_of, training_of
+from fedkin.rounds import pick_device, pick_precision, training_of
+from fedkin.rounds.choices import point_of
 from fedkin.use.model_file import Card, tensors_of
 from fedkin.use.model_file import save as save_model
 

@@ -106,16 +106,12 @@ class Post(Protocol):
         """Whether a message would reach this site now."""
 
 
-class FlowerEngine:
+class Remote:
     """`checkpoints` tells the rounds that the server could go back to, so that sites keep what they need for it.
     `rehearse` tells what is right; without it, or where it cannot, that is what most of at least two sites send."""
 
     def __init__(
-        self,
-        post: Post,
-        names: Sequence[str],
-        terms: Terms | None = None,
-        checkpoints: Callable[[], list[int]] = list,
+        self, post: Post, names: Sequence[str], terms: Terms | None = None, checkpoints: Callable[[], list[int]] = list
     ) -> None:
         self.post, self.names, self.terms, self._checkpoints = post, list(names), terms or Terms(), checkpoints
         self.losses = torch.full((len(names),), float("nan"))  # last training loss of each client
@@ -170,7 +166,7 @@ class _Exchange:
 
     def __init__(
         self,
-        engine: FlowerEngine,
+        engine: Remote,
         ids: keys.I64,
         message: Mapping[str, object],
         fields: Mapping[str, Any],

@@ -32,16 +32,16 @@ Messages = Callable[[keys.I64], Mapping[str, object]]
 """What these clients receive when they want their models."""
 
 
-class LocalEngine:
+class Simulator:
     """`chunk` bounds how many clients are worked on at once; results do not depend on it."""
 
     def __init__(self, site: Site, method: Method, chunk: int | None = None) -> None:
         self.site, self._method, self._chunk = site, method, chunk
         self.losses = torch.full((len(site.names),), float("nan"))  # last training loss of each client
 
-    def elsewhere(self, site: Site) -> LocalEngine:
+    def elsewhere(self, site: Site) -> Simulator:
         """The same clients with other data."""
-        return LocalEngine(site, self._method, self._chunk)
+        return Simulator(site, self._method, self._chunk)
 
     @property
     def looks_at(self) -> int:

@@ -77,7 +77,7 @@ class Data:
 
     def of(self, config: Config) -> tuple[Dataset, Split]:
         from fedkin.methods import METHODS
-        from fedkin.rounds.job import load_data, split_of
+        from fedkin.rounds import load_data, split_of
 
         share = METHODS[config.method].holdout if config.validation_share is None else config.validation_share
         key = (*(getattr(config, k) for k in SPLIT_KEYS), share)
@@ -283,7 +283,7 @@ def _config_of(outcome: Outcome) -> Config | None:
 def _measure(config: Config, data: Data) -> Cost:
     import torch
 
-    from fedkin.rounds.job import prepare
+    from fedkin.rounds import prepare
 
     def now() -> float:
         if torch.cuda.is_available():

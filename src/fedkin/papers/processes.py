@@ -23,7 +23,7 @@ from fedkin.papers.measures import Outcome
 from fedkin.papers.plan import Data
 
 if TYPE_CHECKING:
-    from fedkin.rounds.job import Event
+    from fedkin.rounds import Event
 
 
 @dataclass

@@ -415,7 +415,7 @@ def _config(settings: str) -> tuple[Config, str]:
     from fedkin.methods import METHODS
     from fedkin.models import MODELS
     from fedkin.robust import ATTACKS, RULES, make_attack, make_rule
-    from fedkin.rounds.job import named_spec
+    from fedkin.rounds import named_spec
 
     values = json.loads(settings)
     options = values.pop("options", {})

@@ -23,7 +23,7 @@ from fedkin.papers.processes import run_in_processes
 
 if TYPE_CHECKING:
     from fedkin.data import Dataset, Split
-    from fedkin.rounds.job import Event, Job, Listener, Result
+    from fedkin.rounds import Event, Job, Listener, Result
     from fedkin.runs.folder import RunFolder
 
 LEDGER = "reproduce.jsonl"
@@ -428,7 +428,7 @@ def _run_judged(
     configs: Sequence[Config], loaded: tuple[Dataset, Split], tell: Hear, finish: Finish, **given: Any
 ) -> Result:
     """One training, judged as each configuration says; the first one's result."""
-    from fedkin.rounds.job import RoundRecord
+    from fedkin.rounds import RoundRecord
     from fedkin.runs.start import start
 
     jobs: list[Job] = []
@@ -455,7 +455,7 @@ def _run_tunings(
     configs: Sequence[Config], loaded: tuple[Dataset, Split], tell: Hear, finish: Finish, **given: Any
 ) -> Result:
     """One training, then the tuning of each configuration from the same state; the last one's result."""
-    from fedkin.rounds.job import drive, prepare
+    from fedkin.rounds import drive, prepare
 
     job = prepare(configs[0], data=loaded, **given)
     for which in range(len(configs)):

@@ -1,4 +1,4 @@
-"""The round loop: draw a cohort, let the method work, evaluate, record. It knows no method, file or screen."""
+"""A run in the making: one round after another, evaluated and recorded; what a checkpoint of it holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -15,279 +15,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedkin.compute import graphs
-from fedkin.compute.backends import Precision
-from fedkin.compute.batches import Source
-from fedkin.compute.choice import Chooser
-from fedkin.compute.layout import Layout
-from fedkin.compute.optim import SGD, Adam, Optimiser
-from fedkin.compute.probe import require_bf16
-from fedkin.compute.program import Context, trace
-from fedkin.config import Config, is_folder
-from fedkin.core.cohort import Site, Store, Training
-from fedkin.core.federation import (
-    NOT_FINITE,
-    Average,
-    Clients,
-    Each,
-    Exchange,
-    Failure,
-    Faults,
-    Federation,
-    Note,
-    Tamper,
-    weighted_mean,
-)
-from fedkin.data import (
-    CORRUPTIONS,
-    Brought,
-    Dataset,
-    Own,
-    Partition,
-    Split,
-    apply_shift,
-    load,
-    make_split,
-    own_folder,
-    remarks_on,
-)
-from fedkin.engines.simulator import LocalEngine, Messages
-from fedkin.errors import DataError, UsageError, unknown
-from fedkin.methods import METHODS, Method, options_of
+from fedkin.config import Config
+from fedkin.core.cohort import Site
+from fedkin.core.federation import NOT_FINITE, Clients, Each, Failure, Federation
+from fedkin.data import Split
+from fedkin.engines.simulator import Messages, Simulator
+from fedkin.errors import DataError, UsageError
+from fedkin.methods import Method, options_of
 from fedkin.methods.base import JUDGED, REPORTS
-from fedkin.models import Given, Ready, Samples, build, default_model, first_network
-from fedkin.robust import (
-    Adversary,
-    Backdoor,
-    DataAttack,
-    Desk,
-    Detection,
-    Watched,
-    detection,
-    make_attack,
-    make_rule,
-    verdicts_of,
-)
-from fedkin.rounds import footprint, inference
+from fedkin.models import Samples
+from fedkin.robust import Adversary, Backdoor
+from fedkin.rounds import footprint
+from fedkin.rounds.choices import point_of
 from fedkin.rounds.clock import Clock
 from fedkin.rounds.divergence import GUESSING, Broken, Refusal, at_chance, divergence, out_of_hand
-from fedkin.rounds.settings import idle, of_network, of_split, recorded, refuse
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Percent over clients that have test samples. `worst_decile`: mean of the lowest tenth of clients."""
-
-    micro: float
-    macro: float
-    worst_decile: float
-    std: float
-
-    @classmethod
-    def of(cls, correct: np.ndarray[Any, Any], count: np.ndarray[Any, Any]) -> Accuracy:
-        has = count > 0
-        if not has.any():
-            nan = float("nan")
-            return cls(nan, nan, nan, nan)
-        each = np.sort(100.0 * correct[has] / count[has])
-        tenth = each[: max(1, math.ceil(len(each) / 10))]
-        micro = 100.0 * correct[has].sum() / count[has].sum()
-        return cls(float(micro), float(each.mean()), float(tenth.mean()), float(each.std()))
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """The state of a run after a round. `final` marks the one after the method's last fine-tuning.
-
-    Times are since the start: `seconds` of the rounds themselves, of which `training` (what clients did when asked);
-    `evaluating` and `writing` come on top; `wall` is what a stopwatch says, the preparing included."""
-
-    round: int
-    accuracy: Accuracy
-    test_loss: float
-    train_loss: float
-    bytes_down: int  # since the start
-    bytes_up: int
-    seconds: float  # training, and the server's work
-    participants: int
-    failed: int  # in this round
-    removed: int  # since the start
-    final: bool = False
-    client_steps: int = 0  # training steps of all clients, since the start
-    training: float = math.nan  # NaN: written before FedKin kept these apart
-    evaluating: float = math.nan
-    writing: float = math.nan  # up to the round before
-    wall: float = math.nan
-    judged: int = 0  # clients that the accuracy is of
-    judgeable: int = 0  # and that it should be of: where clients are elsewhere, some may not have answered
-
-    @property
-    def covers_all(self) -> bool:
-        return self.judged >= self.judgeable
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> RoundRecord:
-        """From what `asdict` made of one."""
-        return cls(**{**values, "accuracy": Accuracy(**values["accuracy"])})
-
-
-@dataclass(frozen=True)
-class ClientRecord:
-    client: int
-    name: str
-    accuracy: float
-    loss: float
-    train_samples: int
-    test_samples: int
-    correct: int
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """Said once, before the first round."""
-
-    config: Config
-    clients: int
-    classes: int
-    split_hash: str
-    parameters: int
-    device: str
-    precision: str
-    eval_point: str
-    done: int = 0  # rounds that were done before, by a run that is resumed
-    remarks: tuple[str, ...] = ()  # sentences a user should read before believing the numbers
-    needed: footprint.Footprint | None = None  # memory and disk, as reckoned
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Every client's personal model as a row on the CPU, made when it is asked for."""
-
-    clients: int
-    make: Callable[[int], torch.Tensor]
-
-    def __len__(self) -> int:
-        return self.clients
-
-    def __getitem__(self, client: int) -> torch.Tensor:
-        if not 0 <= client < self.clients:
-            raise IndexError(client)
-        return self.make(client)
-
-
-Event = Prepared | RoundRecord
-Listener = Callable[[Event], None]
-
-
-@dataclass(eq=False)
-class Result:
-    method: str
-    options: dict[str, Any]
-    seed: int
-    config: Config
-    accuracy: Accuracy  # personal models after the last round
-    best: RoundRecord
-    history: list[RoundRecord]
-    per_client: list[ClientRecord]
-    exchanges: list[Exchange]
-    failures: list[Failure]
-    removed: dict[int, int]
-    seconds: float  # of the rounds: training, and the server's work
-    ways: dict[str, str]
-    prepared: Prepared
-    notes: list[Note]
-    malicious: list[int]  # the truth, for those who are malicious throughout
-    _layout: Layout = field(repr=False)
-    _rows: torch.Tensor | Rows = field(repr=False)  # [N, D] on the CPU
-    _model: nn.Module = field(repr=False)
-    _samples: Samples = field(repr=False)
-    run: str | None = None  # the run's folder, if it has one
-    backdoor: dict[str, float | None] | None = None  # success of the attack, in percent: personal, global
-    remarks: list[str] = field(default_factory=list)  # sentences a user should read before believing the numbers
-    wall: float = math.nan  # seconds from the beginning of preparing to the result
-    times: dict[str, float] = field(default_factory=dict)  # its parts: see `clock.PARTS`
-    diverged: str | None = None  # why the numbers are not to be believed
-    memory: Mapping[str, int | None] = field(default_factory=dict)  # bytes: reckoned before, and at the most
-    _adversary: Adversary | None = field(default=None, repr=False)
-
-    @property
-    def bytes(self) -> dict[str, int]:
-        return {"down": sum(e.bytes_down for e in self.exchanges), "up": sum(e.bytes_up for e in self.exchanges)}
-
-    def personal(self, client: int | str) -> Ready:
-        """The model of a client, by number or name: an ordinary module in evaluation mode on the CPU, ready for use.
-
-        It takes samples as the data had them (pixels as uint8 [n, C, H, W], which it normalises itself; numbers and
-        token ids as they are) and gives class scores; `.network` is the network alone, `.names` the classes."""
-        module = self._layout.load(copy.deepcopy(self._model), self._rows[self._number(client)])
-        return Ready(module, self._samples).eval()
-
-    def predict(self, x: Any, client: int | str) -> np.ndarray[Any, Any]:
-        """What a client's model takes each of these samples for: labels as the data had them (whole numbers, or names).
-        Samples are an array, tensor or list, not normalised."""
-        return inference.labels(self.personal(client), x)
-
-    def _number(self, client: int | str) -> int:
-        names = [c.name for c in self.per_client]
-        if isinstance(client, str):
-            if client not in names:
-                raise unknown("client", client, names)
-            return names.index(client)
-        if isinstance(client, bool) or not isinstance(client, int | np.integer) or not 0 <= client < len(names):
-            raise UsageError(f"client {client!r}: this run has clients 0 to {len(names) - 1}")
-        return client
-
-    @property
-    def detection(self) -> Detection | None:
-        """Who was found out, against the truth; None without attackers, or where they change and nobody judges."""
-        adversary = self._adversary
-        if adversary is None or not adversary.malicious().any():
-            return None
-        truth = adversary.malicious if adversary.redraw else adversary.malicious()
-        return detection(truth, verdicts_of(self.notes), self.removed)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, as `--json` prints them."""
-        found = self.detection
-        return {
-            "method": self.method,
-            "options": self.options,
-            "seed": self.seed,
-            "accuracy": asdict(self.accuracy),
-            "best": {"round": self.best.round, **asdict(self.best.accuracy)},
-            "per_client": [asdict(c) for c in self.per_client],
-            "history": [asdict(r) for r in self.history],
-            "bytes": self.bytes,
-            "seconds": self.seconds,
-            "wall": self.wall,
-            "times": self.times,
-            "diverged": self.diverged,
-            "removed": {str(c): r for c, r in self.removed.items()},
-            "failed": [asdict(f) for f in self.failures],
-            "malicious": self.malicious,
-            "detection": None if found is None else asdict(found.overall),
-            "detection_rounds": None if found is None else {str(r + 1): asdict(v) for r, v in found.rounds.items()},
-            "backdoor": self.backdoor,
-            "gone": {} if found is None else {str(c): None if r is None else r + 1 for c, r in found.gone.items()},
-            "config": self.config.to_dict(),
-            "split": self.prepared.split_hash,
-            "eval_point": self.prepared.eval_point,
-            "device": self.prepared.device,
-            "precision": self.prepared.precision,
-            "ways": sorted(set(self.ways.values())),
-            "remarks": self.remarks,
-            "memory": dict(self.memory),
-            "run": self.run,
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """How every client's personal model did, [N]."""
-
-    correct: Any
-    count: Any
-    loss: Any
+from fedkin.rounds.records import Accuracy, ClientRecord, Measured, Prepared, RoundRecord, comparable
+from fedkin.rounds.result import Result, Rows
 
 
 @dataclass
@@ -299,7 +42,7 @@ class Job:
     method: Method
     fed: Federation
     site: Site
-    engine: LocalEngine
+    engine: Simulator
     model: nn.Module
     samples: Samples
     options: dict[str, Any]
@@ -415,7 +158,7 @@ class Job:
         """Clients that an accuracy should be of; in one process, those that it is of."""
         return judged
 
-    def evaluate(self, engine: LocalEngine | None = None) -> tuple[Any, Any, Any]:
+    def evaluate(self, engine: Simulator | None = None) -> tuple[Any, Any, Any]:
         """Correct answers, test samples and mean loss of every client's personal model.
 
         Measuring, not part of the protocol: nobody drops out, nothing is counted."""
@@ -468,7 +211,7 @@ class Job:
             config=resolved,
             prepared=replace(self.prepared, config=resolved, eval_point=point),
             method=kind(options),
-            engine=LocalEngine(self.site, kind(options), config.chunk),
+            engine=Simulator(self.site, kind(options), config.chunk),
             options=asdict(options),
             history=[],
         )
@@ -652,179 +395,6 @@ class Job:
         )
 
 
-def comparable(history: Sequence[RoundRecord]) -> list[RoundRecord]:
-    """The records whose accuracy is of everybody; if there is none, those that come closest. One that leaves the
-    weakest out would look best."""
-    most = max(1.0 if r.covers_all else r.judged / r.judgeable for r in history)
-    return [r for r in history if (1.0 if r.covers_all else r.judged / r.judgeable) >= most]
-
-
-def prepare(
-    config: Config,
-    *,
-    method: type[Method] | None = None,
-    model: Given | None = None,
-    data: tuple[Dataset, Split] | Brought | None = None,
-    tamper: Tamper | None = None,
-    average: Average | None = None,
-    chooser: Chooser | None = None,
-    sources: dict[int, tuple[Dataset, Source]] | None = None,
-    admitted: bool = False,
-) -> Job:
-    """Check everything, load the data, build the network; nothing trains yet.
-
-    `model` is copied, never changed (see `first_network`). `tamper` and `average` replace what the configuration's
-    attack and rule would do; `chooser` trains in place of the run's own; `sources` are data sets that lie on the device
-    already, by the data set's identity (for runs that share them; one that an attacker changes is never shared).
-    `admitted`: it was found to fit before (a run that goes on)."""
-    clock = Clock()
-    average = average or average_of(config)
-    attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
-    kind = method or METHODS[config.method]
-    options = options_of(kind, config.options, config.method)
-    refuse(config, idle(config, kind, options, attack))
-    device = pick_device(config.device)
-    precision = pick_precision(config.precision, device)
-    training = training_of(config, precision)
-    if config.validation_share is None:
-        config = replace(config, validation_share=kind.holdout)
-    dataset, split = data if isinstance(data, tuple) else load_data(config, brought=data)
-    if config.augment and len(dataset.shape) != 3:
-        raise UsageError(f"augment=true needs images; {dataset.name!r} has samples of shape {dataset.shape}")
-    sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
-    example = sample.batch(torch.arange(len(sample.y)))
-    network, name, remarks = network_of(config, dataset, model)
-    layout = Layout.of(network, config.head, config.buffers, example=example)
-    refuse(config, of_split(config, split))
-    refuse(config, of_network(config, layout, network, model is not None, kind.unused(options), example))
-    adversary = None
-    if attack is not None:
-        adversary = Adversary.of(config, attack, split.clients)
-        tamper = tamper or adversary.tamper
-    shared = sources if sources is not None and not isinstance(attack, DataAttack) else {}
-    if id(dataset) not in shared:
-        shared[id(dataset)] = dataset, Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
-    source = shared[id(dataset)][1]
-    forward = trace(network, layout, example)
-    initial = layout.row(network).to(device)
-    check_outputs(forward, layout, initial, example, dataset.classes)
-    point = point_of(config, kind)
-    site = Site(
-        forward=forward,
-        layout=layout,
-        initial=initial,
-        source=source,
-        parts={"train": split.train, "validation": split.validation, "test": split.test},
-        names=split.names,
-        classes=dataset.classes,
-        seed=config.seed,
-        training=training,
-        store=Store(split.clients, kind.keeps, layout, initial),
-        chooser=chooser or Chooser(config.way),
-        hold=point != "received",
-    )
-    if adversary is not None:
-        adversary.arm(site, dataset.x, dataset.y)
-    engine = LocalEngine(site, kind(options), config.chunk)
-    faults = Faults(config.drop, config.straggle, config.seed)
-    samples = np.array([len(p) for p in split.train], np.int64)
-    fed = Federation(
-        engine, samples, seed=config.seed, faults=faults, average=average, tamper=tamper, names=split.names
-    )
-    fed.rounds, fed.stop_on_failure = config.rounds, config.on_failure == "stop"
-    server = kind(options)
-    if adversary is not None:
-        adversary.detector, adversary.rule = server.detector, getattr(average, "rule", None)
-        adversary.rounds = config.rounds
-    if isinstance(average, Watched):
-        average.meet(Desk(site, lambda: fed.round, kind.frozen_head))
-    server.start(fed, layout, initial)
-    needed = footprint.expected(config, site, server, engine.looks_at, footprint.activations_of(network, example))
-    if not (config.force or admitted):
-        footprint.check_memory(needed, device)
-    remarks = [*remarks, *remarks_on(dataset, split)]
-    resolved = replace(recorded(config, split), model=name)
-    prepared = Prepared(
-        resolved,
-        split.clients,
-        dataset.classes,
-        split.hash,
-        layout.parameters,
-        str(device),
-        precision,
-        point,
-        remarks=tuple(remarks),
-        needed=needed,
-    )
-    samples_of = Samples(
-        dataset.shape,
-        dataset.x.dtype.name,  # type: ignore[arg-type]
-        dataset.classes,
-        tuple(dataset.class_names),
-        dataset.mean,
-        dataset.std,
-        dataset.vocabulary,
-    )
-    job = Job(
-        resolved,
-        prepared,
-        server,
-        fed,
-        site,
-        engine,
-        network,
-        samples_of,
-        asdict(options),
-        adversary=adversary,
-        split=split,
-        clock=clock,
-    )
-    if adversary is not None and not adversary.counted:
-        job.watched = Clients(np.flatnonzero(~adversary.malicious()), samples)
-    clock.add("preparing", clock.wall)
-    return job
-
-
-def network_of(config: Config, dataset: Dataset, model: Given | None) -> tuple[nn.Module, str, list[str]]:
-    """The network a run starts with, what it is called, and what is to be said about its first weights."""
-    if model is not None:
-        network, remark = first_network(model, config.seed, config.init)
-        return network, type(network).__name__, [remark] if remark is not None else []
-    if config.init == "given":
-        raise UsageError(
-            "init='given' keeps the weights of a network of your own (model=Net() from Python); a named "
-            "one has none to keep"
-        )
-    name = config.model or default_model(dataset.shape, dataset.vocabulary)
-    return build(name, dataset.shape, dataset.classes, dataset.vocabulary, config.seed), name, []
-
-
-AfterRound = Callable[[Job, RoundRecord | None], None]
-"""Told after every round, evaluated or not, before anybody else; it may end the run by raising."""
-
-
-def run_config(config: Config, *, on_event: Listener | None = None, **given: Any) -> Result:
-    """Run to the end. `given`: see `prepare`."""
-    return drive(prepare(config, **given), on_event)
-
-
-def drive(job: Job, on_event: Listener | None = None, after_round: AfterRound | None = None) -> Result:
-    """The rounds that are left of a job, and its result."""
-    tell, look = on_event or (lambda event: None), after_round or (lambda job, record: None)
-    tell(replace(job.prepared, done=job.fed.round))
-    try:
-        while not job.finished:
-            record = job.advance() if job.fed.round < job.config.rounds else job.finish()
-            with job.clock.counting("writing"):
-                look(job, record)
-            if record is not None:
-                tell(record)
-        return job.result()
-    finally:
-        if torch.device(job.prepared.device).type == "cuda" and not job.site.chooser.shared:
-            graphs.forget()
-
-
 def generators() -> dict[str, Any]:
     """The state of the global generators. FedKin draws from none of them; a method of one's own may."""
     numpy = np.random.get_state(legacy=False)  # noqa: NPY002
@@ -842,116 +412,3 @@ def set_generators(state: Mapping[str, Any]) -> None:
     random.setstate((kind, tuple(words), gauss))
     if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
-
-
-def named_spec(spec: str) -> tuple[str, dict[str, str]]:
-    """A name and its options: "lie:z=0.5,other=1"."""
-    name, _, rest = spec.partition(":")
-    pairs = [part.partition("=") for part in rest.split(",") if part]
-    for key, equals, _value in pairs:
-        if not equals:
-            raise UsageError(f"{spec!r}: options are written name:key=value,key=value; {key!r} has no value")
-    return name, {key: value for key, _, value in pairs}
-
-
-def point_of(config: Config, kind: type[Method]) -> str:
-    """When models are judged."""
-    return kind.eval_point if config.eval_point == "auto" else config.eval_point
-
-
-def optimiser_of(config: Config) -> Optimiser:
-    if config.optimiser == "adam":
-        if config.momentum:
-            raise UsageError(f"momentum={config.momentum} goes with optimiser sgd; adam has its own")
-        return Adam(config.lr, weight_decay=config.weight_decay)
-    return SGD(config.lr, config.momentum, config.weight_decay)
-
-
-def training_of(config: Config, precision: Precision) -> Training:
-    """How the configuration's clients train, in the simulator and at a site alike."""
-    fixed = config.order == "fixed"
-    return Training(config.epochs, config.batch, optimiser_of(config), precision, config.augment, fixed)
-
-
-def average_of(config: Config) -> Average:
-    """How the configuration's rule combines what clients send."""
-    name, options = named_spec(config.rule)
-    return weighted_mean if name == "mean" and not options else Watched(make_rule(name, options))
-
-
-def load_data(
-    config: Config, known: dict[str, Dataset] | None = None, brought: Brought | None = None
-) -> tuple[Dataset, Split]:
-    """The data set and who has which part of it. `known`: data sets read before, filled here. `brought`: data that
-    come as Python objects, in place of those that the configuration names."""
-    kinds = config.shift.split(",") if config.shift and config.shift != "all" else config.shift
-    for kind in kinds if isinstance(kinds, list) else []:
-        if kind not in CORRUPTIONS:
-            raise unknown("corruption", kind, [*CORRUPTIONS, "all"])
-    what = brought.what if brought is not None else own_folder(config.data) if is_folder(config.data) else None
-    if isinstance(what, Own):
-        dataset, split = what.split(
-            seed=config.seed,
-            test_share=config.test_share,
-            validation_share=config.validation_share or 0.0,
-            samples_per_client=config.samples_per_client,
-            quantity_skew=config.quantity_skew,
-        )
-    elif isinstance(what, tuple):
-        dataset, split = what[0], replace(what[1], partition="")
-    else:
-        known, key = {} if known is None else known, f"{config.data}\n{config.data_dir}"
-        if what is None:
-            what = known[key] if key in known else known.setdefault(key, load(config.data, config.data_dir))
-        dataset, split = what, split_of(config, what, brought.partition if brought is not None else None)
-    refuse(config, of_split(config, split))
-    if kinds:
-        dataset = apply_shift(dataset, split, kinds, config.severity, config.seed)
-    return dataset, split
-
-
-def split_of(config: Config, dataset: Dataset, partition: Partition | None = None) -> Split:
-    """Who has which part, as the configuration says."""
-    return make_split(
-        dataset,
-        config.clients,
-        partition or config.partition,
-        config.seed,
-        samples_per_client=config.samples_per_client,
-        quantity_skew=config.quantity_skew,
-        test_share=config.test_share,
-        validation_share=config.validation_share or 0.0,
-    )
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"device={name!r}: accepts auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        raise UsageError(f"device={name!r}: this machine has {found} usable GPUs; use --device cpu")
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device={name!r}: accepts auto, cpu, cuda or cuda:N")
-    return device
-
-
-def pick_precision(name: str, device: torch.device) -> Precision:
-    if name == "auto":
-        return "tf32" if device.type == "cuda" else "fp32"
-    if name == "tf32" and device.type != "cuda":
-        raise UsageError("precision='tf32' is a GPU format; on this device use fp32")
-    if name == "bf16" and device.type == "cpu":
-        require_bf16()
-    return name  # type: ignore[return-value]
-
-
-def check_outputs(forward: Any, layout: Layout, row: torch.Tensor, example: torch.Tensor, classes: int) -> None:
-    """A network needs an output for every class."""
-    with torch.no_grad():
-        logits = forward(layout.tensors(row.cpu().unsqueeze(0)), example, 1, Context()).logits
-    if logits.shape[-1] < classes:
-        raise UsageError(f"the network gives {logits.shape[-1]} outputs, the data have {classes} classes")

@@ -112,7 +112,8 @@ def diff(a: RunInfo, b: RunInfo) -> dict[str, dict[str, tuple[Any, Any]]]:
     def outcome(info: RunInfo) -> dict[str, Any]:
         found = info.result or {}
         return {
-            "status": info.status, "rounds_done": info.rounds_done,
+            "status": info.status,
+            "rounds_done": info.rounds_done,
             **{f"accuracy.{k}": v for k, v in info.accuracy.items()},
             **{k: found.get(k) for k in ("bytes", "seconds", "wall", "diverged", "removed", "detection") if k in found},
         }

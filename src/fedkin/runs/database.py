@@ -14,23 +14,56 @@ from fedkin.errors import DataError, unknown
 
 TABLES: dict[str, dict[str, str]] = {
     "rounds": {
-        "round": "INTEGER", "final": "INTEGER", "micro": "REAL", "macro": "REAL", "worst_decile": "REAL",
-        "std": "REAL", "test_loss": "REAL", "train_loss": "REAL", "bytes_down": "INTEGER", "bytes_up": "INTEGER",
-        "seconds": "REAL", "participants": "INTEGER", "failed": "INTEGER", "removed": "INTEGER",
-        "client_steps": "INTEGER", "training": "REAL", "evaluating": "REAL", "writing": "REAL", "wall": "REAL",
-        "judged": "INTEGER", "judgeable": "INTEGER",
+        "round": "INTEGER",
+        "final": "INTEGER",
+        "micro": "REAL",
+        "macro": "REAL",
+        "worst_decile": "REAL",
+        "std": "REAL",
+        "test_loss": "REAL",
+        "train_loss": "REAL",
+        "bytes_down": "INTEGER",
+        "bytes_up": "INTEGER",
+        "seconds": "REAL",
+        "participants": "INTEGER",
+        "failed": "INTEGER",
+        "removed": "INTEGER",
+        "client_steps": "INTEGER",
+        "training": "REAL",
+        "evaluating": "REAL",
+        "writing": "REAL",
+        "wall": "REAL",
+        "judged": "INTEGER",
+        "judgeable": "INTEGER",
     },
     "clients": {
-        "round": "INTEGER", "final": "INTEGER", "client": "INTEGER", "name": "TEXT", "correct": "INTEGER",
-        "count": "INTEGER", "accuracy": "REAL", "loss": "REAL",
+        "round": "INTEGER",
+        "final": "INTEGER",
+        "client": "INTEGER",
+        "name": "TEXT",
+        "correct": "INTEGER",
+        "count": "INTEGER",
+        "accuracy": "REAL",
+        "loss": "REAL",
     },
     "exchanges": {
-        "id": "INTEGER", "round": "INTEGER", "phase": "TEXT", "asked": "INTEGER", "answered": "INTEGER",
-        "bytes_down": "INTEGER", "bytes_up": "INTEGER", "seconds": "REAL",
+        "id": "INTEGER",
+        "round": "INTEGER",
+        "phase": "TEXT",
+        "asked": "INTEGER",
+        "answered": "INTEGER",
+        "bytes_down": "INTEGER",
+        "bytes_up": "INTEGER",
+        "seconds": "REAL",
     },
     "traffic": {
-        "round": "INTEGER", "phase": "TEXT", "exchange": "INTEGER", "client": "INTEGER", "bytes_down": "INTEGER",
-        "bytes_up": "INTEGER", "seconds": "REAL",
+        "round": "INTEGER",
+        "phase": "TEXT",
+        "exchange": "INTEGER",
+        "client": "INTEGER",
+        "bytes_down": "INTEGER",
+        "bytes_up": "INTEGER",
+        "seconds": "REAL",
     },
     "events": {"round": "INTEGER", "phase": "TEXT", "client": "INTEGER", "kind": "TEXT", "reason": "TEXT"},
     "notes": {"round": "INTEGER", "name": "TEXT", "value": "TEXT"},
@@ -59,8 +92,9 @@ class Database:
     """The writing end: rows gather in memory and are written by `commit`, all or none."""
 
     def __init__(self, path: Path) -> None:
-        self._base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BRIEF,
-                                     isolation_level=None, check_same_thread=False)
+        self._base = sqlite3.connect(
+            f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BRIEF, isolation_level=None, check_same_thread=False
+        )
         self._base.execute("PRAGMA journal_mode=DELETE")
         self._base.execute("PRAGMA synchronous=NORMAL")
         for table, columns in TABLES.items():
@@ -182,8 +216,9 @@ def read_table(
         rows = _query(path, name, ", ".join(wanted), rest, values)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise unreadable(path, error) from None
-    return {c: list(found) for c, found in zip(wanted, zip(*rows, strict=True) if rows else [()] * len(wanted),
-                                               strict=True)}
+    return {
+        c: list(found) for c, found in zip(wanted, zip(*rows, strict=True) if rows else [()] * len(wanted), strict=True)
+    }
 
 
 def source_of(base: sqlite3.Connection, file: str, name: str) -> str:

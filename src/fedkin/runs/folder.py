@@ -26,7 +26,13 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 MAX_JSON = 16 << 20
 MAX_SPLIT, MAX_ROWS = 256 << 20, 2 << 30  # bytes of the split in its file, and unpacked
 RUN, METRICS, SPLIT, LOG, CHECKPOINTS, REPORT, SITES = (
-    "run.json", "metrics.sqlite", "split.npz", "log.txt", "checkpoints", "report.html", "sites.json"
+    "run.json",
+    "metrics.sqlite",
+    "split.npz",
+    "log.txt",
+    "checkpoints",
+    "report.html",
+    "sites.json",
 )
 PARTS = ("train", "validation", "test")
 
@@ -107,13 +113,27 @@ class RunInfo:
         if not all(isinstance(n, str) for n in names) or not all(isinstance(m, int) for m in malicious):
             raise DataError(f"{RUN}: names must be text, malicious clients numbers")
         return cls(
-            id=folder.name, path=folder, status="interrupted" if stale else status, created=take("created", str),
-            updated=take("updated", str), error=take("error", str, None), config=take("config", dict),
-            given=take("given", dict, {}), asked=take("asked", list, []), options=take("options", dict),
+            id=folder.name,
+            path=folder,
+            status="interrupted" if stale else status,
+            created=take("created", str),
+            updated=take("updated", str),
+            error=take("error", str, None),
+            config=take("config", dict),
+            given=take("given", dict, {}),
+            asked=take("asked", list, []),
+            options=take("options", dict),
             identity=take("identity", str),
-            environment=take("environment", dict), prepared=take("prepared", dict), names=names, malicious=malicious,
-            result=take("result", dict, None), progress=take("progress", dict, None), objects=take("objects", list, []),
-            rounds_done=take("rounds_done", int, 0), stale=stale, raw=raw,
+            environment=take("environment", dict),
+            prepared=take("prepared", dict),
+            names=names,
+            malicious=malicious,
+            result=take("result", dict, None),
+            progress=take("progress", dict, None),
+            objects=take("objects", list, []),
+            rounds_done=take("rounds_done", int, 0),
+            stale=stale,
+            raw=raw,
         )
 
     def configuration(self, **changed: Any) -> Config:
@@ -197,12 +217,25 @@ class RunInfo:
     def to_dict(self) -> dict[str, Any]:
         """As `fedkin runs --json` prints it."""
         return {
-            "id": self.id, "path": str(self.path), "status": self.status, "created": self.created,
-            "updated": self.updated, "error": self.error, "method": self.method, "data": self.data,
-            "attack": self.attack, "rule": str(self.config.get("rule", "mean")), "seed": self.seed,
-            "rounds_done": self.rounds_done, "rounds": self.rounds_total, "accuracy": self.accuracy,
-            "bytes": self.bytes, "seconds": self.seconds, "wall": self.wall,
-            "diverged": self.diverged, "split": self.prepared.get("split_hash"),
+            "id": self.id,
+            "path": str(self.path),
+            "status": self.status,
+            "created": self.created,
+            "updated": self.updated,
+            "error": self.error,
+            "method": self.method,
+            "data": self.data,
+            "attack": self.attack,
+            "rule": str(self.config.get("rule", "mean")),
+            "seed": self.seed,
+            "rounds_done": self.rounds_done,
+            "rounds": self.rounds_total,
+            "accuracy": self.accuracy,
+            "bytes": self.bytes,
+            "seconds": self.seconds,
+            "wall": self.wall,
+            "diverged": self.diverged,
+            "split": self.prepared.get("split_hash"),
             "identity": self.identity,
         }
 
@@ -300,8 +333,11 @@ class RunFolder:
         rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
         keys = ("micro", "macro", "worst_decile", "std")
         return [
-            {**{k: v for k, v in r.items() if k not in keys}, "accuracy": {k: r[k] for k in keys},
-             "final": bool(r["final"])}
+            {
+                **{k: v for k, v in r.items() if k not in keys},
+                "accuracy": {k: r[k] for k in keys},
+                "final": bool(r["final"]),
+            }
             for r in rows
         ]
 
@@ -314,8 +350,15 @@ class RunFolder:
         found, train = self.table("clients", last), self.split()["train"]
         columns = zip(*(found[c] for c in ("client", "name", "accuracy", "loss", "count", "correct")), strict=True)
         return [
-            {"client": c, "name": name, "accuracy": accuracy, "loss": loss, "test_samples": count, "correct": correct,
-             "train_samples": len(train[c]) if isinstance(c, int) and 0 <= c < len(train) else 0}
+            {
+                "client": c,
+                "name": name,
+                "accuracy": accuracy,
+                "loss": loss,
+                "test_samples": count,
+                "correct": correct,
+                "train_samples": len(train[c]) if isinstance(c, int) and 0 <= c < len(train) else 0,
+            }
             for c, name, accuracy, loss, count, correct in columns
         ]
 
@@ -332,14 +375,26 @@ class RunFolder:
         failed, removed = self.events("failed"), self.events("removed")
         progress = info.progress or {}
         return {
-            **info.to_dict(), "options": info.options, "best": result.get("best"), "per_client": self.per_client(),
-            "history": self.history(), "bytes": result.get("bytes", progress.get("bytes")),
+            **info.to_dict(),
+            "options": info.options,
+            "best": result.get("best"),
+            "per_client": self.per_client(),
+            "history": self.history(),
+            "bytes": result.get("bytes", progress.get("bytes")),
             "removed": {str(e["client"]): e["round"] - 1 for e in removed},
-            "failed": [{k: e[k] - (k == "round") for k in ("client", "round")} | {k: e[k] for k in ("phase", "reason")}
-                       for e in failed],
-            "malicious": info.malicious, "detection": result.get("detection"), "config": info.config,
-            "eval_point": info.prepared.get("eval_point"), "environment": info.environment,
-            "times": info.times, "prepared": info.prepared, "remarks": result.get("remarks", []), "run": str(info.path),
+            "failed": [
+                {k: e[k] - (k == "round") for k in ("client", "round")} | {k: e[k] for k in ("phase", "reason")}
+                for e in failed
+            ],
+            "malicious": info.malicious,
+            "detection": result.get("detection"),
+            "config": info.config,
+            "eval_point": info.prepared.get("eval_point"),
+            "environment": info.environment,
+            "times": info.times,
+            "prepared": info.prepared,
+            "remarks": result.get("remarks", []),
+            "run": str(info.path),
         }
 
     def log(self, last: int = 200) -> list[str]:

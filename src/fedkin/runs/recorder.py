@@ -30,7 +30,7 @@ from fedkin.config import Config
 from fedkin.errors import FedKinError, UsageError
 from fedkin.core.federation import Exchange, Failure, Note, Traffic
 from fedkin.models import MODELS
-from fedkin.rounds.job import Job, Result, RoundRecord
+from fedkin.rounds import Job, Result, RoundRecord
 from fedkin.runs import checkpoint
 from fedkin.runs import database
 from fedkin.runs.checkpoint import replace_file, sync_folder, write_json, writing
@@ -64,13 +64,28 @@ class Recorder:
         if objects:  # what a Python object is cannot be told from outside: such a run equals no other
             identity = hashlib.sha256(f"{identity}{folder.name}".encode()).hexdigest()
         raw = {
-            "format": FORMAT, "id": folder.name, "created": now(), "updated": now(), "status": "running",
-            "pid": os.getpid(), "host": platform.node(), "error": None, "config": job.config.to_dict(),
-            "given": located(config), "asked": sorted(config.asked), "objects": list(objects),
-            "plugins": plugins.facts(config), "options": job.options, "identity": identity,
+            "format": FORMAT,
+            "id": folder.name,
+            "created": now(),
+            "updated": now(),
+            "status": "running",
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "error": None,
+            "config": job.config.to_dict(),
+            "given": located(config),
+            "asked": sorted(config.asked),
+            "objects": list(objects),
+            "plugins": plugins.facts(config),
+            "options": job.options,
+            "identity": identity,
             "environment": environment(job),
-            "prepared": prepared_facts(job), "names": list(job.site.names), "malicious": job.malicious,
-            "rounds_done": 0, "progress": None, "result": None,
+            "prepared": prepared_facts(job),
+            "names": list(job.site.names),
+            "malicious": job.malicious,
+            "rounds_done": 0,
+            "progress": None,
+            "result": None,
         }
         try:
             recorder = cls(folder, raw, config.checkpoint_every)
@@ -152,8 +167,10 @@ class Recorder:
         self._notes = len(fed.notes)
         for client, round in list(fed.removed.items())[self._removed :]:
             base.add("events", [removal_row(job, client, round)])
-            self.log(f"round {min(round + 1, last)}: client {self._names[client]} removed for good: "
-                     f"{removal_row(job, client, round)[-1]}")
+            self.log(
+                f"round {min(round + 1, last)}: client {self._names[client]} removed for good: "
+                f"{removal_row(job, client, round)[-1]}"
+            )
         self._removed = len(fed.removed)
         if record is None or job.measured is None:
             return
@@ -162,11 +179,22 @@ class Recorder:
         with np.errstate(invalid="ignore", divide="ignore"):
             each = 100.0 * job.measured.correct / job.measured.count
         columns = (a.tolist() for a in (job.measured.correct, job.measured.count, each, job.measured.loss))
-        base.add("clients", [
-            (record.round, final, client, self._names[client], int(correct), int(count), accuracy,
-             loss if count else math.nan)
-            for client, (correct, count, accuracy, loss) in enumerate(zip(*columns, strict=True))
-        ])
+        base.add(
+            "clients",
+            [
+                (
+                    record.round,
+                    final,
+                    client,
+                    self._names[client],
+                    int(correct),
+                    int(count),
+                    accuracy,
+                    loss if count else math.nan,
+                )
+                for client, (correct, count, accuracy, loss) in enumerate(zip(*columns, strict=True))
+            ],
+        )
 
     def checkpoint(self, job: Job) -> None:
         name = "final" if job.finished else f"round-{job.fed.round:06d}"
@@ -180,10 +208,20 @@ class Recorder:
 
     def resumed(self, round: int) -> None:
         before = self._raw.get("resumed")
-        again = {"at": now(), "after_round": round, "host": platform.node(), "fedkin": VERSION,
-                 "torch": torch.__version__}
-        self._raw |= {"status": "running", "error": None, "pid": os.getpid(), "host": platform.node(),
-                      "resumed": [*(before if isinstance(before, list) else []), again]}
+        again = {
+            "at": now(),
+            "after_round": round,
+            "host": platform.node(),
+            "fedkin": VERSION,
+            "torch": torch.__version__,
+        }
+        self._raw |= {
+            "status": "running",
+            "error": None,
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "resumed": [*(before if isinstance(before, list) else []), again],
+        }
         self.log(f"resumed after round {round}")
         self._write()
 
@@ -302,18 +340,32 @@ def first_weights(job: Job) -> str:
 def prepared_facts(job: Job) -> dict[str, Any]:
     p = job.prepared
     own = {} if job.config.model in MODELS else {"model_hash": first_weights(job)}
-    return {"clients": p.clients, "classes": p.classes, "split_hash": p.split_hash, "parameters": p.parameters,
-            "eval_point": p.eval_point, "device": p.device, "precision": p.precision,
-            "data_hash": fingerprint(job), **own,
-            "needed": p.needed.to_dict() if p.needed is not None else None}
+    return {
+        "clients": p.clients,
+        "classes": p.classes,
+        "split_hash": p.split_hash,
+        "parameters": p.parameters,
+        "eval_point": p.eval_point,
+        "device": p.device,
+        "precision": p.precision,
+        "data_hash": fingerprint(job),
+        **own,
+        "needed": p.needed.to_dict() if p.needed is not None else None,
+    }
 
 
 def environment(job: Job) -> dict[str, Any]:
     return {
-        "fedkin": VERSION, "python": platform.python_version(), "torch": torch.__version__,
-        "numpy": np.__version__, "platform": platform.platform(), "device": job.prepared.device,
+        "fedkin": VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": job.prepared.device,
         "gpu": torch.cuda.get_device_name(job.prepared.device) if job.prepared.device.startswith("cuda") else None,
-        "precision": job.prepared.precision, "threads": torch.get_num_threads(), "git": git_state(os.getcwd()),
+        "precision": job.prepared.precision,
+        "threads": torch.get_num_threads(),
+        "git": git_state(os.getcwd()),
     }
 
 
@@ -340,15 +392,42 @@ def git_state(folder: str) -> dict[str, Any] | None:
 
 def round_row(record: RoundRecord) -> tuple[Any, ...]:
     a = record.accuracy
-    return (record.round, int(record.final), a.micro, a.macro, a.worst_decile, a.std, record.test_loss,
-            record.train_loss, record.bytes_down, record.bytes_up, record.seconds, record.participants, record.failed,
-            record.removed, record.client_steps, record.training, record.evaluating, record.writing,
-            record.wall, record.judged, record.judgeable)
+    return (
+        record.round,
+        int(record.final),
+        a.micro,
+        a.macro,
+        a.worst_decile,
+        a.std,
+        record.test_loss,
+        record.train_loss,
+        record.bytes_down,
+        record.bytes_up,
+        record.seconds,
+        record.participants,
+        record.failed,
+        record.removed,
+        record.client_steps,
+        record.training,
+        record.evaluating,
+        record.writing,
+        record.wall,
+        record.judged,
+        record.judgeable,
+    )
 
 
 def exchange_row(number: int, exchange: Exchange, last: int) -> tuple[Any, ...]:
-    return (number, min(exchange.round + 1, last), exchange.phase, exchange.asked, exchange.answered,
-            exchange.bytes_down, exchange.bytes_up, exchange.seconds)
+    return (
+        number,
+        min(exchange.round + 1, last),
+        exchange.phase,
+        exchange.asked,
+        exchange.answered,
+        exchange.bytes_down,
+        exchange.bytes_up,
+        exchange.seconds,
+    )
 
 
 def note_row(note: Note, last: int) -> tuple[Any, ...]:
@@ -386,20 +465,46 @@ def now() -> str:
 
 
 def progress(record: RoundRecord) -> dict[str, Any]:
-    return {"round": record.round, "final": record.final, "accuracy": asdict(record.accuracy),
-            "train_loss": record.train_loss, "bytes": {"down": record.bytes_down, "up": record.bytes_up},
-            "seconds": record.seconds, "wall": record.wall, "removed": record.removed, "judged": record.judged,
-            "judgeable": record.judgeable}
+    return {
+        "round": record.round,
+        "final": record.final,
+        "accuracy": asdict(record.accuracy),
+        "train_loss": record.train_loss,
+        "bytes": {"down": record.bytes_down, "up": record.bytes_up},
+        "seconds": record.seconds,
+        "wall": record.wall,
+        "removed": record.removed,
+        "judged": record.judged,
+        "judgeable": record.judgeable,
+    }
 
 
 def outcome(result: Result) -> dict[str, Any]:
     """A result without what the tables hold."""
     full = result.to_dict()
-    kept = ("accuracy", "best", "bytes", "seconds", "wall", "times", "removed", "detection", "backdoor", "ways",
-            "remarks", "diverged", "memory")
+    kept = (
+        "accuracy",
+        "best",
+        "bytes",
+        "seconds",
+        "wall",
+        "times",
+        "removed",
+        "detection",
+        "backdoor",
+        "ways",
+        "remarks",
+        "diverged",
+        "memory",
+    )
     last = result.history[-1]
-    done = {"failed": len(result.failures), "rounds_done": last.round, "judged": last.judged,
-            "judgeable": last.judgeable, "partly_judged": sum(not r.covers_all for r in result.history)}
+    done = {
+        "failed": len(result.failures),
+        "rounds_done": last.round,
+        "judged": last.judged,
+        "judgeable": last.judgeable,
+        "partly_judged": sum(not r.covers_all for r in result.history),
+    }
     return {**{k: full[k] for k in kept if k in full}, **done}
 
 
@@ -407,8 +512,10 @@ def line(record: RoundRecord, rounds: int) -> str:
     name = "final tuning" if record.final else f"round {record.round}/{rounds}"
     a = record.accuracy
     whose = "" if record.covers_all else f" ({record.judged} of {record.judgeable} clients)"
-    return (f"{name}: loss {record.train_loss:.4f}, accuracy {a.macro:.2f}{whose}, worst decile {a.worst_decile:.2f}, "
-            f"failed {record.failed}, removed {record.removed}, {record.wall:.2f} s")
+    return (
+        f"{name}: loss {record.train_loss:.4f}, accuracy {a.macro:.2f}{whose}, worst decile {a.worst_decile:.2f}, "
+        f"failed {record.failed}, removed {record.removed}, {record.wall:.2f} s"
+    )
 
 
 def verdicts(name: str, value: Any) -> list[tuple[int, str, str]]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedkin.errors import UsageError, unknown
-from fedkin.rounds.job import Job, Result, RoundRecord
+from fedkin.rounds import Job, Result, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,18 @@ def numbers(record: RoundRecord) -> dict[str, float]:
     """A round as flat numbers under the names that all sinks use; what is not finite is left out."""
     a = record.accuracy
     found = {
-        "accuracy/macro": a.macro, "accuracy/micro": a.micro, "accuracy/worst_decile": a.worst_decile,
-        "accuracy/std": a.std, "loss/train": record.train_loss, "loss/test": record.test_loss,
-        "bytes/down": record.bytes_down, "bytes/up": record.bytes_up, "clients/participants": record.participants,
-        "clients/failed": record.failed, "clients/removed": record.removed, "seconds": record.seconds,
+        "accuracy/macro": a.macro,
+        "accuracy/micro": a.micro,
+        "accuracy/worst_decile": a.worst_decile,
+        "accuracy/std": a.std,
+        "loss/train": record.train_loss,
+        "loss/test": record.test_loss,
+        "bytes/down": record.bytes_down,
+        "bytes/up": record.bytes_up,
+        "clients/participants": record.participants,
+        "clients/failed": record.failed,
+        "clients/removed": record.removed,
+        "seconds": record.seconds,
         "wall": record.wall,
     }
     return {k: float(v) for k, v in found.items() if np.isfinite(v)}
@@ -138,8 +146,9 @@ class WeightsAndBiases(Sink):
         import wandb
 
         config = {**info["config"], "options": dict(info["options"])}
-        self._run = wandb.init(project=self._project, name=str(info["run"]), config=config, reinit="create_new",
-                               dir=str(info["folder"]))
+        self._run = wandb.init(
+            project=self._project, name=str(info["run"]), config=config, reinit="create_new", dir=str(info["folder"])
+        )
 
     def round(self, record: RoundRecord, clients: Sequence[ClientScore]) -> None:
         self._run.log(numbers(record), step=step_of(record))
@@ -198,8 +207,15 @@ class Sinks:
     def start(self, job: Job, folder: Path, say: Callable[[str], None]) -> None:
         self._say = say
         if self._sinks:
-            info = {"run": folder.name, "folder": str(folder), "method": job.config.method, "seed": job.config.seed,
-                    "config": job.config.to_dict(), "options": job.options, "done": job.fed.round}
+            info = {
+                "run": folder.name,
+                "folder": str(folder),
+                "method": job.config.method,
+                "seed": job.config.seed,
+                "config": job.config.to_dict(),
+                "options": job.options,
+                "done": job.fed.round,
+            }
             self._each(lambda sink: sink.start(info))
 
     def round(self, job: Job, record: RoundRecord | None) -> None:

@@ -24,7 +24,7 @@ from fedkin.data import Dataset, Split
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.rounds.footprint import check_disk
 from fedkin.methods import METHODS
-from fedkin.rounds.job import Job, Listener, Result, RoundRecord, drive, prepare
+from fedkin.rounds import Job, Listener, Result, RoundRecord, drive, prepare
 from fedkin.runs import checkpoint
 from fedkin.runs import database
 from fedkin.runs.catalogue import runs_folder
@@ -126,8 +126,13 @@ def _objects(config: Config, given: dict[str, Any]) -> list[str]:
 
 
 def follow(
-    job: Job, recorder: Recorder, on_event: Listener | None = None, signals: bool = False, say: Say | None = None,
-    heed: Stop | None = None, sinks: Sinks | None = None,
+    job: Job,
+    recorder: Recorder,
+    on_event: Listener | None = None,
+    signals: bool = False,
+    say: Say | None = None,
+    heed: Stop | None = None,
+    sinks: Sinks | None = None,
 ) -> Result:
     """A job to its end, written down by a recorder that listens to it; however it ends, the folder says so."""
     tell = say or (lambda text: None)
@@ -218,12 +223,16 @@ def check_same(job: Job, run: RunFolder) -> None:
             f"{str(before.get('split_hash'))[:12]} then); restore the data, or start a new run"
         )
     if before.get("parameters") != now.parameters:
-        raise DataError(f"run {run.info.id!r} cannot go on: the model has {now.parameters} parameters, not "
-                        f"{before.get('parameters')} as then")
+        raise DataError(
+            f"run {run.info.id!r} cannot go on: the model has {now.parameters} parameters, not "
+            f"{before.get('parameters')} as then"
+        )
     first = before.get("model_hash")
     if first is not None and first != first_weights(job):
-        raise DataError(f"run {run.info.id!r} cannot go on: the network's first weights are not those it began with; "
-                        "give the network as it was given then")
+        raise DataError(
+            f"run {run.info.id!r} cannot go on: the network's first weights are not those it began with; "
+            "give the network as it was given then"
+        )
     known = before.get("data_hash")
     if known is not None and known != fingerprint(job):
         raise DataError(f"run {run.info.id!r} cannot go on: the samples of {job.config.data!r} changed since it began")
@@ -308,8 +317,10 @@ def _check_widths(job: Job, saved: Mapping[str, Any]) -> None:
 
 def _from_the_first_round(run: RunFolder, damaged: list[str], no_metrics: bool, say: Say) -> dict[str, int]:
     if damaged and run.info.deployed:
-        raise DataError(f"run {run.info.id!r}: no checkpoint is sound, and sites that begin again would lose what they "
-                        "keep; bring the files back from a backup, or start a new run")
+        raise DataError(
+            f"run {run.info.id!r}: no checkpoint is sound, and sites that begin again would lose what they "
+            "keep; bring the files back from a backup, or start a new run"
+        )
     for name in damaged:
         checkpoint.remove(run.path / CHECKPOINTS, name)
     checkpoint.tidy(run.path / CHECKPOINTS)

@@ -17,10 +17,24 @@ from fedkin.errors import DataError, FedKinError
 from fedkin.core.federation import Clients
 
 MARK = "!"
-DTYPES = {str(d).removeprefix("torch."): d for d in (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
-)}
+DTYPES = {
+    str(d).removeprefix("torch."): d
+    for d in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.bool,
+    )
+}
 MOST_DEPTH = 60
 
 

@@ -20,7 +20,7 @@ from fedkin.errors import DataError, FedKinError, UsageError, unknown
 from fedkin.methods import METHODS, options_of
 from fedkin.options import describe
 from fedkin.robust import make_attack
-from fedkin.rounds.job import Event, Listener, Result, RoundRecord, load_data, named_spec, pick_device, run_config
+from fedkin.rounds import Event, Listener, Result, RoundRecord, load_data, named_spec, pick_device, run_config
 from fedkin.rounds.settings import idle, refuse, settled
 from fedkin.runs.catalogue import Catalogue
 from fedkin.runs.folder import RunFolder, RunInfo

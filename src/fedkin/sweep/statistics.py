@@ -16,8 +16,8 @@ import numpy as np
 
 from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK, Config
 from fedkin.errors import DataError, unknown
+from fedkin.rounds import Accuracy, ClientRecord, Result
 from fedkin.rounds.clock import PARTS
-from fedkin.rounds.job import Accuracy, ClientRecord, Result
 from fedkin.runs.folder import RunFolder, number
 
 SEEDS_FOR_A_TEST = 6  # below, a signed-rank test over seeds cannot reach p < 0.05

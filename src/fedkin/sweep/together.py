@@ -16,7 +16,7 @@ from fedkin.config import Config
 from fedkin.data import Dataset
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS
-from fedkin.rounds.job import Event, Result, load_data, pick_device, run_config
+from fedkin.rounds import Event, Result, load_data, pick_device, run_config
 
 Runner = Callable[..., Result]
 

@@ -28,7 +28,7 @@ from fedkin.use.model_file import Card, Personal, load, save
 
 if TYPE_CHECKING:
     from fedkin.data import Dataset
-    from fedkin.rounds.job import Result
+    from fedkin.rounds import Result
     from fedkin.runs.folder import RunFolder
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx"}
@@ -87,7 +87,7 @@ def export_run(
 
 def _restored(folder: RunFolder) -> tuple[Result, Dataset]:
     """The result as far as the newest sound checkpoint goes, and the data it was had from."""
-    from fedkin.rounds.job import load_data, prepare
+    from fedkin.rounds import load_data, prepare
     from fedkin.runs import checkpoint
 
     info, place = folder.info, folder.path / "checkpoints"

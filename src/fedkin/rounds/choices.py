@@ -1,0 +1,140 @@
+"""What the words of a configuration stand for: a device, an optimiser, a rule, the data, the network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from fedkin.compute.backends import Precision
+from fedkin.compute.optim import SGD, Adam, Optimiser
+from fedkin.compute.probe import require_bf16
+from fedkin.config import Config, is_folder
+from fedkin.core.cohort import Training
+from fedkin.core.federation import Average, weighted_mean
+from fedkin.data import CORRUPTIONS, Brought, Dataset, Own, Partition, Split, apply_shift, load, make_split, own_folder
+from fedkin.errors import UsageError, unknown
+from fedkin.methods import Method
+from fedkin.models import Given, build, default_model, first_network
+from fedkin.robust import Watched, make_rule
+from fedkin.rounds.settings import of_split, refuse
+
+
+def named_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """A name and its options: "lie:z=0.5,other=1"."""
+    name, _, rest = spec.partition(":")
+    pairs = [part.partition("=") for part in rest.split(",") if part]
+    for key, equals, _value in pairs:
+        if not equals:
+            raise UsageError(f"{spec!r}: options are written name:key=value,key=value; {key!r} has no value")
+    return name, {key: value for key, _, value in pairs}
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device={name!r}: accepts auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        raise UsageError(f"device={name!r}: this machine has {found} usable GPUs; use --device cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device={name!r}: accepts auto, cpu, cuda or cuda:N")
+    return device
+
+
+def pick_precision(name: str, device: torch.device) -> Precision:
+    if name == "auto":
+        return "tf32" if device.type == "cuda" else "fp32"
+    if name == "tf32" and device.type != "cuda":
+        raise UsageError("precision='tf32' is a GPU format; on this device use fp32")
+    if name == "bf16" and device.type == "cpu":
+        require_bf16()
+    return name  # type: ignore[return-value]
+
+
+def point_of(config: Config, kind: type[Method]) -> str:
+    """When models are judged."""
+    return kind.eval_point if config.eval_point == "auto" else config.eval_point
+
+
+def optimiser_of(config: Config) -> Optimiser:
+    if config.optimiser == "adam":
+        if config.momentum:
+            raise UsageError(f"momentum={config.momentum} goes with optimiser sgd; adam has its own")
+        return Adam(config.lr, weight_decay=config.weight_decay)
+    return SGD(config.lr, config.momentum, config.weight_decay)
+
+
+def training_of(config: Config, precision: Precision) -> Training:
+    """How the configuration's clients train, in the simulator and at a site alike."""
+    fixed = config.order == "fixed"
+    return Training(config.epochs, config.batch, optimiser_of(config), precision, config.augment, fixed)
+
+
+def average_of(config: Config) -> Average:
+    """How the configuration's rule combines what clients send."""
+    name, options = named_spec(config.rule)
+    return weighted_mean if name == "mean" and not options else Watched(make_rule(name, options))
+
+
+def load_data(
+    config: Config, known: dict[str, Dataset] | None = None, brought: Brought | None = None
+) -> tuple[Dataset, Split]:
+    """The data set and who has which part of it. `known`: data sets read before, filled here. `brought`: data that
+    come as Python objects, in place of those that the configuration names."""
+    kinds = config.shift.split(",") if config.shift and config.shift != "all" else config.shift
+    for kind in kinds if isinstance(kinds, list) else []:
+        if kind not in CORRUPTIONS:
+            raise unknown("corruption", kind, [*CORRUPTIONS, "all"])
+    what = brought.what if brought is not None else own_folder(config.data) if is_folder(config.data) else None
+    if isinstance(what, Own):
+        dataset, split = what.split(
+            seed=config.seed,
+            test_share=config.test_share,
+            validation_share=config.validation_share or 0.0,
+            samples_per_client=config.samples_per_client,
+            quantity_skew=config.quantity_skew,
+        )
+    elif isinstance(what, tuple):
+        dataset, split = what[0], replace(what[1], partition="")
+    else:
+        known, key = {} if known is None else known, f"{config.data}\n{config.data_dir}"
+        if what is None:
+            what = known[key] if key in known else known.setdefault(key, load(config.data, config.data_dir))
+        dataset, split = what, split_of(config, what, brought.partition if brought is not None else None)
+    refuse(config, of_split(config, split))
+    if kinds:
+        dataset = apply_shift(dataset, split, kinds, config.severity, config.seed)
+    return dataset, split
+
+
+def split_of(config: Config, dataset: Dataset, partition: Partition | None = None) -> Split:
+    """Who has which part, as the configuration says."""
+    return make_split(
+        dataset,
+        config.clients,
+        partition or config.partition,
+        config.seed,
+        samples_per_client=config.samples_per_client,
+        quantity_skew=config.quantity_skew,
+        test_share=config.test_share,
+        validation_share=config.validation_share or 0.0,
+    )
+
+
+def network_of(config: Config, dataset: Dataset, model: Given | None) -> tuple[nn.Module, str, list[str]]:
+    """The network a run starts with, what it is called, and what is to be said about its first weights."""
+    if model is not None:
+        network, remark = first_network(model, config.seed, config.init)
+        return network, type(network).__name__, [remark] if remark is not None else []
+    if config.init == "given":
+        raise UsageError(
+            "init='given' keeps the weights of a network of your own (model=Net() from Python); a named "
+            "one has none to keep"
+        )
+    name = config.model or default_model(dataset.shape, dataset.vocabulary)
+    return build(name, dataset.shape, dataset.classes, dataset.vocabulary, config.seed), name, []

@@ -1,0 +1,41 @@
+"""A job to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedkin.compute import graphs
+from fedkin.config import Config
+from fedkin.rounds.assemble import prepare
+from fedkin.rounds.job import Job
+from fedkin.rounds.records import Listener, RoundRecord
+from fedkin.rounds.result import Result
+
+AfterRound = Callable[[Job, RoundRecord | None], None]
+"""Told after every round, evaluated or not, before anybody else; it may end the run by raising."""
+
+
+def run_config(config: Config, *, on_event: Listener | None = None, **given: Any) -> Result:
+    """Run to the end. `given`: see `prepare`."""
+    return drive(prepare(config, **given), on_event)
+
+
+def drive(job: Job, on_event: Listener | None = None, after_round: AfterRound | None = None) -> Result:
+    """The rounds that are left of a job, and its result."""
+    tell, look = on_event or (lambda event: None), after_round or (lambda job, record: None)
+    tell(replace(job.prepared, done=job.fed.round))
+    try:
+        while not job.finished:
+            record = job.advance() if job.fed.round < job.config.rounds else job.finish()
+            with job.clock.counting("writing"):
+                look(job, record)
+            if record is not None:
+                tell(record)
+        return job.result()
+    finally:
+        if torch.device(job.prepared.device).type == "cuda" and not job.site.chooser.shared:
+            graphs.forget()

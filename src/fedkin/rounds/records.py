@@ -1,0 +1,120 @@
+"""What a run writes down: its rounds, its clients, and what is known before the first round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedkin.config import Config
+from fedkin.rounds import footprint
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Percent over clients that have test samples. `worst_decile`: mean of the lowest tenth of clients."""
+
+    micro: float
+    macro: float
+    worst_decile: float
+    std: float
+
+    @classmethod
+    def of(cls, correct: np.ndarray[Any, Any], count: np.ndarray[Any, Any]) -> Accuracy:
+        has = count > 0
+        if not has.any():
+            nan = float("nan")
+            return cls(nan, nan, nan, nan)
+        each = np.sort(100.0 * correct[has] / count[has])
+        tenth = each[: max(1, math.ceil(len(each) / 10))]
+        micro = 100.0 * correct[has].sum() / count[has].sum()
+        return cls(float(micro), float(each.mean()), float(tenth.mean()), float(each.std()))
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """The state of a run after a round. `final` marks the one after the method's last fine-tuning.
+
+    Times are since the start: `seconds` of the rounds themselves, of which `training` (what clients did when asked);
+    `evaluating` and `writing` come on top; `wall` is what a stopwatch says, the preparing included."""
+
+    round: int
+    accuracy: Accuracy
+    test_loss: float
+    train_loss: float
+    bytes_down: int  # since the start
+    bytes_up: int
+    seconds: float  # training, and the server's work
+    participants: int
+    failed: int  # in this round
+    removed: int  # since the start
+    final: bool = False
+    client_steps: int = 0  # training steps of all clients, since the start
+    training: float = math.nan  # NaN: written before FedKin kept these apart
+    evaluating: float = math.nan
+    writing: float = math.nan  # up to the round before
+    wall: float = math.nan
+    judged: int = 0  # clients that the accuracy is of
+    judgeable: int = 0  # and that it should be of: where clients are elsewhere, some may not have answered
+
+    @property
+    def covers_all(self) -> bool:
+        return self.judged >= self.judgeable
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> RoundRecord:
+        """From what `asdict` made of one."""
+        return cls(**{**values, "accuracy": Accuracy(**values["accuracy"])})
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    client: int
+    name: str
+    accuracy: float
+    loss: float
+    train_samples: int
+    test_samples: int
+    correct: int
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Said once, before the first round."""
+
+    config: Config
+    clients: int
+    classes: int
+    split_hash: str
+    parameters: int
+    device: str
+    precision: str
+    eval_point: str
+    done: int = 0  # rounds that were done before, by a run that is resumed
+    remarks: tuple[str, ...] = ()  # sentences a user should read before believing the numbers
+    needed: footprint.Footprint | None = None  # memory and disk, as reckoned
+
+
+Event = Prepared | RoundRecord
+
+
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """How every client's personal model did, [N]."""
+
+    correct: Any
+    count: Any
+    loss: Any
+
+
+def comparable(history: Sequence[RoundRecord]) -> list[RoundRecord]:
+    """The records whose accuracy is of everybody; if there is none, those that come closest. One that leaves the
+    weakest out would look best."""
+    most = max(1.0 if r.covers_all else r.judged / r.judgeable for r in history)
+    return [r for r in history if (1.0 if r.covers_all else r.judged / r.judgeable) >= most]

@@ -1,0 +1,140 @@
+"""What comes of a run: its records, and every client's personal model ready for use."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedkin.compute.layout import Layout
+from fedkin.config import Config
+from fedkin.core.federation import Exchange, Failure, Note
+from fedkin.errors import UsageError, unknown
+from fedkin.models import Ready, Samples
+from fedkin.robust import Adversary, Detection, detection, verdicts_of
+from fedkin.rounds import inference
+from fedkin.rounds.records import Accuracy, ClientRecord, Prepared, RoundRecord
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Every client's personal model as a row on the CPU, made when it is asked for."""
+
+    clients: int
+    make: Callable[[int], torch.Tensor]
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __getitem__(self, client: int) -> torch.Tensor:
+        if not 0 <= client < self.clients:
+            raise IndexError(client)
+        return self.make(client)
+
+
+@dataclass(eq=False)
+class Result:
+    method: str
+    options: dict[str, Any]
+    seed: int
+    config: Config
+    accuracy: Accuracy  # personal models after the last round
+    best: RoundRecord
+    history: list[RoundRecord]
+    per_client: list[ClientRecord]
+    exchanges: list[Exchange]
+    failures: list[Failure]
+    removed: dict[int, int]
+    seconds: float  # of the rounds: training, and the server's work
+    ways: dict[str, str]
+    prepared: Prepared
+    notes: list[Note]
+    malicious: list[int]  # the truth, for those who are malicious throughout
+    _layout: Layout = field(repr=False)
+    _rows: torch.Tensor | Rows = field(repr=False)  # [N, D] on the CPU
+    _model: nn.Module = field(repr=False)
+    _samples: Samples = field(repr=False)
+    run: str | None = None  # the run's folder, if it has one
+    backdoor: dict[str, float | None] | None = None  # success of the attack, in percent: personal, global
+    remarks: list[str] = field(default_factory=list)  # sentences a user should read before believing the numbers
+    wall: float = math.nan  # seconds from the beginning of preparing to the result
+    times: dict[str, float] = field(default_factory=dict)  # its parts: see `clock.PARTS`
+    diverged: str | None = None  # why the numbers are not to be believed
+    memory: Mapping[str, int | None] = field(default_factory=dict)  # bytes: reckoned before, and at the most
+    _adversary: Adversary | None = field(default=None, repr=False)
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        return {"down": sum(e.bytes_down for e in self.exchanges), "up": sum(e.bytes_up for e in self.exchanges)}
+
+    def personal(self, client: int | str) -> Ready:
+        """The model of a client, by number or name: an ordinary module in evaluation mode on the CPU, ready for use.
+
+        It takes samples as the data had them (pixels as uint8 [n, C, H, W], which it normalises itself; numbers and
+        token ids as they are) and gives class scores; `.network` is the network alone, `.names` the classes."""
+        module = self._layout.load(copy.deepcopy(self._model), self._rows[self._number(client)])
+        return Ready(module, self._samples).eval()
+
+    def predict(self, x: Any, client: int | str) -> np.ndarray[Any, Any]:
+        """What a client's model takes each of these samples for: labels as the data had them (whole numbers, or names).
+        Samples are an array, tensor or list, not normalised."""
+        return inference.labels(self.personal(client), x)
+
+    def _number(self, client: int | str) -> int:
+        names = [c.name for c in self.per_client]
+        if isinstance(client, str):
+            if client not in names:
+                raise unknown("client", client, names)
+            return names.index(client)
+        if isinstance(client, bool) or not isinstance(client, int | np.integer) or not 0 <= client < len(names):
+            raise UsageError(f"client {client!r}: this run has clients 0 to {len(names) - 1}")
+        return client
+
+    @property
+    def detection(self) -> Detection | None:
+        """Who was found out, against the truth; None without attackers, or where they change and nobody judges."""
+        adversary = self._adversary
+        if adversary is None or not adversary.malicious().any():
+            return None
+        truth = adversary.malicious if adversary.redraw else adversary.malicious()
+        return detection(truth, verdicts_of(self.notes), self.removed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as `--json` prints them."""
+        found = self.detection
+        return {
+            "method": self.method,
+            "options": self.options,
+            "seed": self.seed,
+            "accuracy": asdict(self.accuracy),
+            "best": {"round": self.best.round, **asdict(self.best.accuracy)},
+            "per_client": [asdict(c) for c in self.per_client],
+            "history": [asdict(r) for r in self.history],
+            "bytes": self.bytes,
+            "seconds": self.seconds,
+            "wall": self.wall,
+            "times": self.times,
+            "diverged": self.diverged,
+            "removed": {str(c): r for c, r in self.removed.items()},
+            "failed": [asdict(f) for f in self.failures],
+            "malicious": self.malicious,
+            "detection": None if found is None else asdict(found.overall),
+            "detection_rounds": None if found is None else {str(r + 1): asdict(v) for r, v in found.rounds.items()},
+            "backdoor": self.backdoor,
+            "gone": {} if found is None else {str(c): None if r is None else r + 1 for c, r in found.gone.items()},
+            "config": self.config.to_dict(),
+            "split": self.prepared.split_hash,
+            "eval_point": self.prepared.eval_point,
+            "device": self.prepared.device,
+            "precision": self.prepared.precision,
+            "ways": sorted(set(self.ways.values())),
+            "remarks": self.remarks,
+            "memory": dict(self.memory),
+            "run": self.run,
+        }
