@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fedkin.rounds.clock import PARTS as PARTS_OF_TIME
 from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK, Config, make_config
 from fedkin.errors import DataError, UsageError, unknown
+from fedkin.rounds.clock import PARTS as PARTS_OF_TIME
 from fedkin.runs.arrays import read_arrays
 from fedkin.runs.database import TABLES, read_table
 from fedkin.runs.reading import read_bytes

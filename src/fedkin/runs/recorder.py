@@ -25,16 +25,15 @@ import numpy as np
 import torch
 
 from fedkin import plugins
-from fedkin.version import VERSION
 from fedkin.config import Config
-from fedkin.errors import FedKinError, UsageError
 from fedkin.core.federation import Exchange, Failure, Note, Traffic
+from fedkin.errors import FedKinError, UsageError
 from fedkin.models import MODELS
 from fedkin.rounds import Job, Result, RoundRecord
-from fedkin.runs import checkpoint
-from fedkin.runs import database
+from fedkin.runs import checkpoint, database
 from fedkin.runs.checkpoint import replace_file, sync_folder, write_json, writing
 from fedkin.runs.folder import CHECKPOINTS, FORMAT, LOG, METRICS, PARTS, RUN, SPLIT
+from fedkin.version import VERSION
 
 PROGRESS_EVERY = 5.0  # seconds between two updates of run.json while nothing else changes it
 FINGERPRINT = 1000  # samples whose values are looked at to tell whether the data are still the same

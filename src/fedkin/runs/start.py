@@ -17,21 +17,20 @@ import numpy as np
 import torch
 
 from fedkin import plugins
-from fedkin.version import VERSION
 from fedkin.compute.lockstep import Stopped
 from fedkin.config import Config
 from fedkin.data import Dataset, Split
 from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.rounds.footprint import check_disk
 from fedkin.methods import METHODS
 from fedkin.rounds import Job, Listener, Result, RoundRecord, drive, prepare
-from fedkin.runs import checkpoint
-from fedkin.runs import database
+from fedkin.rounds.footprint import check_disk
+from fedkin.runs import checkpoint, database
 from fedkin.runs.catalogue import runs_folder
 from fedkin.runs.checkpoint import DiskFull, writing
 from fedkin.runs.folder import CHECKPOINTS, METRICS, SITES, RunFolder
 from fedkin.runs.recorder import Recorder, fingerprint, first_weights, remembered
 from fedkin.runs.sinks import Sinks
+from fedkin.version import VERSION
 
 Say = Callable[[str], None]
 SHARED = ("chooser", "sources")  # what runs that train together have in common, and no part of what they are

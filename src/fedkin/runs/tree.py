@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.errors import DataError, FedKinError
 from fedkin.core.federation import Clients
+from fedkin.errors import DataError, FedKinError
 
 MARK = "!"
 DTYPES = {
