@@ -114,6 +114,13 @@ class Config:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def effective(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a run's settings that change what comes out of it: all but where and how it is computed, and what
+    attackers do where nobody attacks."""
+    idle = ONLY_UNDER_ATTACK if settings.get("attack", "none") == "none" else ()
+    return {k: v for k, v in settings.items() if k not in NOT_IDENTITY and k not in idle}
+
+
 def make_config(values: Mapping[str, Any], given: Iterable[str] | None = None) -> Config:
     """A checked configuration; unknown keys and bad values are refused with what would be right.
 

@@ -17,8 +17,8 @@ from fedkin.cli.outcome import benign_only, threat
 from fedkin.config import Config
 from fedkin.rounds import Event, Prepared, RoundRecord
 from fedkin.rounds.footprint import resident
+from fedkin.sweep.groups import varied
 from fedkin.sweep.runner import Cell
-from fedkin.sweep.statistics import varied
 
 REFRESH = 8  # times a second
 HEADLINE_LINES = 7  # what a live table needs besides its rows

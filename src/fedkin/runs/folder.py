@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK, Config, make_config
+from fedkin.config import Config, effective, make_config
 from fedkin.errors import DataError, UsageError, unknown
 from fedkin.rounds.clock import PARTS as PARTS_OF_TIME
 from fedkin.runs.arrays import read_arrays
@@ -171,11 +171,9 @@ class RunInfo:
     def settings(self, given: bool = True) -> dict[str, Any]:
         """The settings that change what comes out, as they were given (or with everything filled in): runs in which
         they agree are the same run, or differ by the seed in them. What "auto" stood for is said."""
-        found = {k: v for k, v in ((self.given if given else None) or self.config).items() if k not in NOT_IDENTITY}
-        for key in ("precision", "eval_point"):
-            if key in found and isinstance(self.prepared.get(key), str):
-                found[key] = self.prepared[key]
-        return {k: v for k, v in found.items() if self.attack != "none" or k not in ONLY_UNDER_ATTACK}
+        found = effective({**((self.given if given else None) or self.config), "attack": self.attack})
+        resolved = {k: self.prepared.get(k) for k in ("precision", "eval_point") if k in found}
+        return {**found, **{k: v for k, v in resolved.items() if isinstance(v, str)}}
 
     @property
     def accuracy(self) -> dict[str, float]:

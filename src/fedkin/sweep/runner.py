@@ -26,7 +26,8 @@ from fedkin.runs.catalogue import Catalogue
 from fedkin.runs.folder import RunFolder, RunInfo
 from fedkin.runs.sinks import make_sinks
 from fedkin.runs.start import Interrupted, Stop, resume, start
-from fedkin.sweep.statistics import Outcome, said
+from fedkin.sweep.groups import said
+from fedkin.sweep.statistics import Outcome
 from fedkin.sweep.together import run_together
 
 MOST_CELLS = 20_000

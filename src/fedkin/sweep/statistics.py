@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from fedkin.config import NOT_IDENTITY, ONLY_UNDER_ATTACK, Config
+from fedkin.config import Config
 from fedkin.errors import DataError, unknown
 from fedkin.rounds import Accuracy, ClientRecord, Result
 from fedkin.rounds.clock import PARTS
 from fedkin.runs.folder import RunFolder, number
+from fedkin.sweep import groups
 
 SEEDS_FOR_A_TEST = 6  # below, a signed-rank test over seeds cannot reach p < 0.05
 METRICS: dict[str, tuple[str, str]] = {
@@ -142,19 +143,19 @@ def _client(values: Mapping[str, Any]) -> ClientRecord:
     )
 
 
-# ---------------------------------------------------------------- groups: the same but for the seed
+# ---------------------------------------------------------------- the seeds of one cell of a table
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """Runs that differ in nothing but the seed. `asked`: all seeds that were wanted."""
+class Group(groups.Group[Outcome]):
+    """The runs of a sweep that differ in nothing but the seed. `asked`: all seeds that were wanted."""
 
-    row: str  # the method, with those options and settings that tell it from other rows
-    column: str  # the conditions that vary
-    settings: Mapping[str, Any]  # those, by name
-    config: Config  # of the first
-    outcomes: Sequence[Outcome]
-    asked: Sequence[int]
+    config: Config = field(kw_only=True)  # of the first
+    asked: Sequence[int] = field(kw_only=True)
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        return self.members
 
     @property
     def seeds(self) -> list[int]:
@@ -169,15 +170,6 @@ class Group:
     def points(self) -> list[str]:
         """When models were judged."""
         return list(dict.fromkeys(o.eval_point for o in self.outcomes))
-
-    def over_seeds(self, value: Callable[[Outcome], float]) -> dict[str, float]:
-        """Mean and standard deviation (NaN for a single seed)."""
-        each = np.array([value(o) for o in self.outcomes], float)
-        each = each[np.isfinite(each)]
-        return {
-            "mean": float(each.mean()) if len(each) else math.nan,
-            "std": float(each.std(ddof=1)) if len(each) > 1 else math.nan,
-        }
 
     def metric(self, name: str) -> dict[str, float]:
         return self.over_seeds(lambda o: measure(o, name))
@@ -224,73 +216,12 @@ def measure(outcome: Outcome, name: str) -> float:
 
 def groups_of(cells: Iterable[tuple[Config, Outcome | None]]) -> list[Group]:
     """Cells by what they have in common, in the order they came; a cell without an outcome leaves its seed missing."""
-    given = list(cells)
-    configs = [c for c, _ in given]
-    rows, columns = varied(configs)
-    found: dict[str, list[tuple[Config, Outcome | None]]] = {}
-    for config, outcome in given:
-        key = repr(sorted((k, repr(v)) for k, v in _settings(config, seed=False).items()))
-        found.setdefault(key, []).append((config, outcome))
     made = []
-    for members in found.values():
-        config = members[0][0]
-        settings = {k: getattr(config, k) for k in columns if not _idle(config, k)}
-        done = sorted((o for _, o in members if o is not None), key=lambda o: o.seed)
-        made.append(
-            Group(
-                row_label(config, configs, rows),
-                column_label(settings),
-                settings,
-                config,
-                done,
-                sorted({c.seed for c, _ in members}),
-            )
-        )
+    for same in groups.grouped(cells, lambda cell: cell[0]):
+        done = [outcome for _, outcome in same.members if outcome is not None]
+        config, seeds = same.members[0][0], [config.seed for config, _ in same.members]
+        made.append(Group(same.row, same.column, same.settings, done, config=config, asked=seeds))
     return made
-
-
-def varied(configs: Sequence[Config]) -> tuple[list[str], list[str]]:
-    """Settings that differ between cells: those that go with the row (a method's own, the rule) and with the column."""
-    rows: list[str] = []
-    columns: list[str] = []
-    methods = {c.method for c in configs}
-    for key in (f.name for f in fields(Config) if f.name not in ("method", "seed", "options", *NOT_IDENTITY)):
-        active = [c for c in configs if not _idle(c, key)]
-        if len({repr(getattr(c, key)) for c in active}) > 1:
-            inside = any(len({repr(getattr(c, key)) for c in active if c.method == m}) > 1 for m in methods)
-            (columns if inside and key != "rule" else rows).append(key)
-    return rows, columns
-
-
-def _idle(config: Config, key: str) -> bool:
-    return key in ONLY_UNDER_ATTACK and config.attack == "none"
-
-
-def _settings(config: Config, seed: bool = True) -> dict[str, Any]:
-    """What makes a cell what it is."""
-    skipped = {*NOT_IDENTITY, *(() if seed else ("seed",))}
-    return {k: v for k, v in config.to_dict().items() if k not in skipped and not _idle(config, k)}
-
-
-def row_label(config: Config, configs: Sequence[Config], rows: Sequence[str]) -> str:
-    peers = [c.options for c in configs if c.method == config.method]
-    names = [n for n in dict.fromkeys(n for p in peers for n in p) if len({repr(p.get(n)) for p in peers}) > 1]
-    own = [f"{n}={config.options[n]}" for n in names if n in config.options]
-    own += [said(k, getattr(config, k)) for k in rows if k != "rule" and not _idle(config, k)]
-    return " ".join([config.method, *own])
-
-
-def column_label(settings: Mapping[str, Any]) -> str:
-    return ", ".join(said(k, v) for k, v in settings.items())
-
-
-def said(key: str, value: Any) -> str:
-    """A setting in a word or two."""
-    if key == "attack":
-        return "no attack" if value == "none" else str(value)
-    if key == "malicious" and isinstance(value, int | float):
-        return f"{100 * value:g} % malicious"
-    return f"{key.replace('_', ' ')} {value}"
 
 
 # ---------------------------------------------------------------- against a baseline

@@ -1,0 +1,140 @@
+"""Which runs are the same but for the seed: decided in one place, for what is to be run and for what has a folder."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedkin as fk
+from fedkin.config import NOT_IDENTITY, Config, make_config
+from fedkin.report.gather import RunData
+from fedkin.report.gather import grouped as in_report
+from fedkin.runs.folder import RunFolder, RunInfo
+from fedkin.sweep.groups import grouped, same_but_seed, settings_of, varied
+from fedkin.web.views import compare_page
+
+ROOT = Path(__file__).parent.parent / "src" / "fedkin"
+SMALL: dict[str, Any] = {
+    "clients": 3,
+    "partition": "iid",
+    "samples_per_client": 30,
+    "rounds": 1,
+    "epochs": 1,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    result = fk.run("ditto", **SMALL, runs_dir=str(tmp_path_factory.mktemp("runs")), checkpoint_every=0)
+    return Path(str(result.run))
+
+
+def another(run: Path, where: Path, created: int, prepared: dict[str, Any] | None = None, **settings: Any) -> RunFolder:
+    """A copy with other settings, as they were given and as they were filled in."""
+    folder = Path(shutil.copytree(run, where))
+    raw = json.loads((folder / "run.json").read_text())
+    raw["created"] = f"2026-01-01T00:00:0{created}Z"
+    raw["config"] |= settings
+    raw["given"] |= settings
+    raw["prepared"] |= prepared or {}
+    (folder / "run.json").write_text(json.dumps(raw))
+    return RunFolder.open(folder)
+
+
+DIFFERENT = {
+    "precision": ("fp32", "bf16"),
+    "lr": (0.1, 0.01),
+    "rule": ("mean", "median"),
+    "eval_point": ("received", "after_local"),
+}
+SAME = {
+    "on_failure": ("drop", "stop"),
+    "device": ("cpu", "cuda"),
+    "chunk": (None, 3),
+    "way": ("each", "batched"),
+    "force": (False, True),
+    "checkpoint_every": (0, 5),
+    "malicious": (0.3, 0.1),  # nobody attacks
+    "seed": (0, 1),
+}
+
+
+@pytest.mark.parametrize(("key", "values"), [*DIFFERENT.items(), *SAME.items()])
+def test_configurations_and_folders_are_grouped_alike_in_tables_reports_and_pages(
+    made: Path, tmp_path: Path, key: str, values: tuple[Any, Any]
+) -> None:
+    """Reports once dropped the older of an fp32 and a bf16 run at one seed, and split groups by on_failure."""
+    expected = 2 if key in DIFFERENT else 1
+    configs = [make_config({**SMALL, key: value}) for value in values]
+    assert len(grouped(configs, lambda c: c)) == expected
+    resolved = [{key: v} if key in ("precision", "eval_point") else None for v in values]
+    runs = [another(made, tmp_path / f"r{i}", i, resolved[i], **{key: v}) for i, v in enumerate(values)]
+    assert len(grouped([r.info for r in runs], lambda info: info)) == expected
+    groups, older = in_report([RunData(r) for r in runs])
+    assert len(groups) == expected
+    assert len(older) == (expected == 1 and key != "seed")
+    assert len({line["group"] for line in compare_page(runs)["runs"]}) == expected
+
+
+def test_of_one_seed_the_last_counts_and_the_others_are_named() -> None:
+    items = [("a", Config(seed=1)), ("b", Config(seed=0)), ("c", Config(seed=1, on_failure="stop"))]
+    (group,) = grouped(items, lambda item: item[1])
+    assert [name for name, _ in group.members] == ["b", "c"]
+    assert [name for name, _ in group.older] == ["a"]
+    assert group.over_seeds(lambda item: float(item[1].seed)) == {"mean": 0.5, "std": pytest.approx(0.5**0.5)}
+
+
+def test_what_auto_stood_for_and_options_left_to_the_method_do_not_split_a_group(made: Path, tmp_path: Path) -> None:
+    first = RunFolder.open(made).info
+    assert first.options  # all of them, though none was given
+    assert first.given["options"] == {}
+    given = another(made, tmp_path / "given", 2, options=dict(first.options), precision="fp32").info
+    assert same_but_seed(given) == same_but_seed(first)
+    assert settings_of(first)["options.lam"] == first.options["lam"]
+
+
+def test_words_for_rows_and_columns() -> None:
+    configs = [
+        make_config({"method": m, "attack": a, "options": o, "seed": s})
+        for m, o in (("fedavg", {}), ("ditto", {"lam": 1.0}), ("ditto", {"lam": 2.0}))
+        for a in ("none", "sf")
+        for s in (0, 1)
+    ]
+    groups = grouped(configs, lambda c: c)
+    rows = ["fedavg", "ditto lam=1.0", "ditto lam=2.0"]
+    assert [(g.row, g.column) for g in groups] == [(r, c) for r in rows for c in ("no attack", "sf")]
+    assert all([c.seed for c in g.members] == [0, 1] for g in groups)
+    assert varied(configs) == ([], ["attack"])
+    assert varied([Config(method="ditto", lr=0.1), Config(lr=0.2), Config(rule="median")]) == (["rule"], ["lr"])
+
+
+# ---------------------------------------------------------------- one home
+
+
+def names_in(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
+        a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names
+    }
+
+
+def users(name: str) -> set[str]:
+    return {str(p.relative_to(ROOT)) for p in ROOT.rglob("*.py") if name in names_in(p)}
+
+
+def test_which_settings_change_a_result_is_decided_in_one_place() -> None:
+    assert set(NOT_IDENTITY) <= set(Config().to_dict())
+    assert users("ONLY_UNDER_ATTACK") == {"config.py"}
+    assert users("NOT_IDENTITY") <= {"config.py", "sweep/runner.py", "papers/verdicts.py"}  # grids over one are refused
+    assert users("effective") <= {"config.py", "runs/folder.py", "sweep/groups.py"}
+
+
+def test_a_run_info_is_read_as_its_folder_has_it(made: Path) -> None:
+    info = RunInfo.read(made)
+    assert not {"on_failure", "device", "malicious"} & settings_of(info).keys()
