@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("httpx")
 
-from test_deploy_flower import Make, Place, Process, experiment, place
+from test_deploy_processes import Make, Place, Process, experiment, place
 from typer.testing import CliRunner
 
 from fedkin.cli.application import app

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from test_deploy_flower import Place, experiment
+from test_deploy_processes import Place, experiment
 
 from fedkin.deploy.cluster import write_experiment
 from fedkin.runs.folder import RunFolder

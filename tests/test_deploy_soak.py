@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("cryptography")
 
-from test_deploy_flower import Place, experiment
+from test_deploy_processes import Place, experiment
 from test_deploy_siege import memory
 
 from fedkin.deploy.cluster import write_experiment

@@ -18,9 +18,9 @@ import torch
 
 pytest.importorskip("cryptography")
 
-from test_deploy_flower import HERE, Place, Process, experiment, simulate_failing
 from test_deploy_fuzz import at_most, peak
 from test_deploy_hostile import peak as peak_of
+from test_deploy_processes import HERE, Place, Process, experiment, simulate_failing
 
 from fedkin.config import make_config
 from fedkin.deploy import certificates as keys

@@ -1,6 +1,6 @@
 """The sites as the server sees them: who is there, under which name, and the post between them.
 
-A site is known by its name, and by its key where keys are asked for; Flower's node ids change with every restart and
+A site is known by its name, and by its key where keys are asked for; node numbers change with every connection and
 mean nothing here. Sites greet, are told their place, and may go and come back at any time. Everything they say is
 untrusted: it is checked here, or a reason is given.
 """
@@ -30,7 +30,7 @@ MOST_CLASSES = 100_000
 USUAL_CLASSES = 1000  # that sites may name unless the server says otherwise
 GREETING = HEADER + 64  # bytes of a greeting, or of an answer to an invitation: a header and no values
 TALK = 300.0  # seconds for a greeting or an invitation
-MARGIN = 60.0  # seconds that Flower keeps a message longer than the exchange waits
+MARGIN = 60.0  # seconds that a message is kept longer than the exchange waits
 
 
 @dataclass(frozen=True)

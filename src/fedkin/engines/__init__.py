@@ -1,1 +1,1 @@
-"""How `ask` is carried out: in this process (`local`), or by sites on their own machines (`flower`)."""
+"""How `ask` is carried out: in this process (`simulator`), or by sites on their own machines (`remote`)."""

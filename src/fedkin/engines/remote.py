@@ -1,9 +1,9 @@
 """Each client on its own machine: `ask` sends one message to every site and waits for what comes back.
 
-How bytes travel is the business of a `Post` (Flower's, in a deployment). Here is what an exchange is: it has a
-deadline, and no patience for late replies. What a reply must look like is known before it is asked for. A site that is
-not there, dies, answers too late, too much or nonsense is a client that failed, with the reason and its name; the round
-goes on with the others, and soon it is welcome again.
+How bytes travel is the business of a `Post` (in a deployment, `deploy.sites.Sites`). Here is what an exchange is: it
+has a deadline, and no patience for late replies. What a reply must look like is known before it is asked for. A site
+that is not there, dies, answers too late, too much or nonsense is a client that failed, with the reason and its name;
+the round goes on with the others, and soon it is welcome again.
 
 A run needs a least number of sites, of the whole federation: those that answered, and those that were not asked but
 are there. With fewer an exchange waits for who comes back. So a phase that asks one site does not hang on that site.

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from test_deploy_predict import SAMPLES, Own, card, network, samples
+from test_use_predict import SAMPLES, Own, card, network, samples
 from torch import nn
 from typer.testing import CliRunner
 
