@@ -37,7 +37,7 @@ $(VENV)/bin/python:
 
 $(CORE): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing FedKin into $(VENV); the first time takes a few minutes ..."
-	$(PIP) -e .
+	$(PIP) -e ".[web]"
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from fedkin.cli.application import app
@@ -318,12 +321,62 @@ def test_demo_speaks_from_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in METHODS:
         assert name in outcome.stdout
     said = " ".join(outcome.stdout.split())
-    assert "fedavg-ft, which then is fedavg, is left out" in said
+    assert "fedavg-ft is left out, because it is the same as fedavg then" in said
     assert "judged as received, percent" in said
     assert "One model for all (fedavg)" in said
     assert "Training alone (local)" in said
-    assert all(f"1 of 5 clients hostile, {attack} " in said for attack in ("ipm", "sf"))
+    assert all(f"1 of 5 clients are hostile, {attack} " in said for attack in ("ipm", "sf"))
     assert said.count("For the 4 benign clients fedavg") == 2
+    title, *lines = outcome.stderr.splitlines()
+    assert title.startswith("Handwritten digits")
+    assert [line.split()[0] for line in lines] == [name for name in METHODS if name != "fedavg-ft"]
+    assert all(line.count(" ipm ") == line.count(" sf ") == line.count(" no attack ") == 1 for line in lines)
+
+
+def test_after_the_demo_there_are_commands_that_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedkin.cli.demo import next_steps
+
+    monkeypatch.chdir(tmp_path)
+    commands = [line.split("\n")[0].partition("fedkin ")[2] for line in next_steps(tmp_path)[1:]]
+    assert [c.split()[0] for c in commands] == ["web", "compare", "run"]
+    for command in commands[1:]:
+        outcome = call(*shlex.split(command), "--rounds", "1", "--epochs", "1", "--way", "each")
+        assert outcome.exit_code == 0, outcome.output
+    assert commands[0] == f"web --runs-dir {tmp_path}"
+
+
+def test_a_demo_on_a_terminal_has_a_line_per_method_and_leaves_none_behind() -> None:
+    from fedkin.cli.demo import DemoScreen
+
+    class Tty(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    console = Console(file=Tty(), force_terminal=True, width=80, height=24, legacy_windows=False)
+    cells = [Cell(Config(method=m, attack=a)) for m in METHODS for a in ("none", "ipm", "sf")]
+    shown = DemoScreen(cells, console, "title")
+    with shown:
+        assert shown._live is not None
+        assert shown._live.transient
+        drawn = console.render_lines(shown._render())
+    assert len(drawn) <= console.height
+    assert sum(any(s.text.split()[:1] == [m] for s in line) for line in drawn for m in METHODS) == len(METHODS)
+
+
+def test_a_comparison_that_is_over_shows_all_its_lines() -> None:
+    from fedkin.cli.live import GridScreen
+
+    console = Console(file=io.StringIO(), width=120, height=10)
+    shown = GridScreen([Cell(Config(seed=seed)) for seed in range(30)], console, "title")
+
+    def lines() -> int:
+        console.file = io.StringIO()
+        console.print(shown._render())
+        return str(console.file.getvalue()).count("fedavg")
+
+    assert lines() < 10
+    shown._ended = True
+    assert lines() == 30
 
 
 def test_demo_says_who_holds_and_who_does_not() -> None:
@@ -341,11 +394,11 @@ def test_demo_says_who_holds_and_who_does_not() -> None:
     grid = Grid([cell(m, attack, value) for attack, row in both.items() for m, value in row.items()])
     grid.rows = list  # type: ignore[method-assign,assignment]
     first, hold, lose, alone = sentences(grid)
-    assert "1 of 4 clients hostile" in first
+    assert "1 of 4 clients are hostile" in first
     assert first.endswith("For the 3 benign clients fedavg collapses from 80.0 to 10.0 %.")
     assert hold.endswith(": fedcap 94.0, fedper 86.0")
     assert lose.endswith(": ditto 40.0")
-    assert alone.endswith("gives 90.0 %; more than that: fedcap.")
+    assert alone.endswith("gives 90.0 %; methods that reach more: fedcap.")
 
 
 # ------------------------------------------------------------ attacks and rules
@@ -618,7 +671,7 @@ def test_ctrl_c_ends_cleanly() -> None:
 def test_a_stopped_demo_says_where_its_runs_are(tmp_path: Path) -> None:
     running = program("demo", cwd=tmp_path, tmp=tmp_path)
     assert running.stderr is not None
-    while "round 1/" not in running.stderr.readline():
+    while "c-pfl " not in running.stderr.readline():
         assert running.poll() is None
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=60)

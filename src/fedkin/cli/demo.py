@@ -1,17 +1,27 @@
-"""`fedkin demo`: what the numbers of the comparison say, in words made from the numbers."""
+"""`fedkin demo`: one line per method while it runs; then what the numbers say, and what to try next."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console, RenderableType
 from rich.markup import escape
 
+from fedkin.cli.console import percent, seconds, table
 from fedkin.cli.grid import Grid
+from fedkin.cli.live import GridScreen
+from fedkin.data import load
 from fedkin.methods import METHODS
 from fedkin.robust import ATTACKS
+from fedkin.rounds.job import Event, RoundRecord
+from fedkin.sweep.runner import Cell
 from fedkin.sweep.statistics import Outcome
 
 SETTINGS = {
@@ -24,19 +34,97 @@ SETTINGS = {
     "malicious": 0.3,
 }
 LEFT_OUT = "fedavg-ft"
-"""As received, where a comparison judges, it is fedavg."""
+"""A comparison evaluates models as received, and there this method is the same as fedavg."""
 HOLDS = 5.0
 """A method holds under attack if its benign clients lose less than this many points."""
 
 
+class DemoScreen(GridScreen):
+    """One line per method, with a column for each attack: redrawn on a terminal, printed once elsewhere."""
+
+    transient = True  # the table of results takes its place
+
+    def __init__(self, cells: Sequence[Cell], console: Console, title: str) -> None:
+        self._methods: dict[str, list[Cell]] = {}
+        for cell in cells:
+            self._methods.setdefault(cell.config.method, []).append(cell)
+        self._told: set[str] = set()
+        super().__init__(cells, console, title)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._tell()
+
+    def listener(self, cell: Cell) -> Callable[[Event], None]:
+        self._tell()
+        cell.state = "running"
+
+        def hear(event: Event) -> None:
+            if isinstance(event, RoundRecord):
+                cell.records.append(event)
+
+        return hear
+
+    def _tell(self) -> None:
+        """Prints the methods that have finished since the last time."""
+        for method, cells in self._methods.items():
+            if not self._live and method not in self._told and all(c.state in ("done", "failed") for c in cells):
+                self._told.add(method)
+                wall = seconds(sum(c.records[-1].wall for c in cells if c.records))
+                said = "  ".join(f"{_condition(c.config.attack)} {_reached(c):>6}" for c in cells)
+                self._console.print(f"{method:<10} {said}  in {wall}", soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        heads = [_condition(c.config.attack) for c in next(iter(self._methods.values()))]
+        made = table(self._title, "method", *heads, right=heads)
+        for method, cells in self._methods.items():
+            waiting = all(c.state == "waiting" for c in cells)
+            made.add_row(method, *map(_reached, cells), style="dim" if waiting else "")
+        return made
+
+
+def _condition(attack: str) -> str:
+    return "no attack" if attack == "none" else attack
+
+
+def _reached(cell: Cell) -> str:
+    """The accuracy that a run has reached so far."""
+    if cell.state == "failed":
+        return "failed"
+    return percent(cell.records[-1].accuracy.macro) if cell.records else "-"
+
+
+def next_steps(folder: Path) -> list[str]:
+    """Commands to try after the demo; the last one trains on a file that stands for the user's own data."""
+    digits, example = load("digits"), folder / "example.npz"
+    np.savez(example, x=digits.x, y=digits.y)
+    runs, here = shlex.quote(str(folder)), program()
+    needed = "" if find_spec("fastapi") and find_spec("uvicorn") else "; it needs pip install 'fedkin[web]'"
+    commands = {
+        f"{here} web --runs-dir {runs}": f"look at these runs in your browser{escape(needed)}",
+        f"{here} compare local fedavg fedcap --seeds 3": "compare methods of your choice over three seeds",
+        f"{here} run fedcap --data {shlex.quote(str(example))} --clients 10": "train on your own data: "
+        "put your file, with arrays x and y, in place of this one",
+    }
+    return ["[bold]What to do next[/]", *(f"  {escape(c)}\n      {about}" for c, about in commands.items())]
+
+
+def program() -> str:
+    """How to call FedKin from this shell."""
+    called = sys.argv[0]
+    if shutil.which("fedkin"):
+        return "fedkin"
+    return shlex.quote(called) if Path(called).name == "fedkin" else f"{shlex.quote(sys.executable)} -m fedkin"
+
+
 def report_of(runs_dir: str) -> list[str]:
-    """Writes the report of the runs in this folder; the sentence that says where it is."""
+    """Writes the report of the runs in this folder, and gives the sentence that says where it is."""
     from fedkin.report.page import write_report
     from fedkin.runs.catalogue import Catalogue
     from fedkin.runs.folder import RunFolder
 
     files, _ = write_report([RunFolder(info) for info in Catalogue(runs_dir).runs()], Path(runs_dir))
-    return [f"[bold]The report, figures and all:[/] {escape(str(files[0]))}"]
+    return [f"[bold]The report with all figures:[/] {escape(str(files[0]))}"]
 
 
 def sentences(grid: Grid) -> list[str]:
@@ -57,9 +145,9 @@ def _honest(grid: Grid, rows: dict[str, dict[str, Any]]) -> list[str]:
         return []
     best = max(personal, key=lambda row: (row["macro"]["mean"], row["worst_decile"]["mean"]))
     said = [
-        f"[bold]Everybody honest.[/] One model for all (fedavg) is right in {_of(shared, 'macro')} of a client's cases "
-        f"on average and in {_of(shared, 'worst_decile')} for the worst-served tenth of the clients; with personal "
-        f"models ({best['method']}) it is {_of(best, 'macro')} and {_of(best, 'worst_decile')}."
+        f"[bold]Everybody honest.[/] One model for all (fedavg) is right in {_of(shared, 'macro')} of a client's "
+        f"test samples on average, and in {_of(shared, 'worst_decile')} for the tenth of the clients that it serves "
+        f"worst; personal models ({best['method']}) reach {_of(best, 'macro')} and {_of(best, 'worst_decile')}."
     ]
     if alone is not None:
         samples = sum(c.test_samples for c in grid.results[0].per_client)
@@ -68,8 +156,8 @@ def _honest(grid: Grid, rows: dict[str, dict[str, Any]]) -> list[str]:
             f"one test sample in {samples} is {100 / samples:.1f} points."
         )
     said.append(
-        f"All models are judged as received. {LEFT_OUT}, which then is fedavg, is left out; after local "
-        f"training: fedkin compare fedavg {LEFT_OUT} {best['method']} --eval-point after_local"
+        f"All models are evaluated as received. {LEFT_OUT} is left out, because it is the same as fedavg then; to "
+        f"evaluate after local training: fedkin compare fedavg {LEFT_OUT} {best['method']} --eval-point after_local"
     )
     return said
 
@@ -80,7 +168,7 @@ def _attacked(attack: str, results: dict[str, Outcome], honest: dict[str, Outcom
     bad, clients = any_.malicious, len(any_.per_client)
     before = {m: benign_macro(honest[m], bad) for m in results if m in honest}
     after = {m: benign_macro(results[m], bad) for m in before}
-    first = f"[bold]{len(bad)} of {clients} clients hostile, {attack}[/] ({ATTACKS[attack.split(':')[0]].about})."
+    first = f"[bold]{len(bad)} of {clients} clients are hostile, {attack}[/] ({ATTACKS[attack.split(':')[0]].about})."
     if "fedavg" in after:
         fell = before["fedavg"] - after["fedavg"]
         verb = "collapses" if fell >= before["fedavg"] / 2 else "falls" if fell >= HOLDS else "goes"
@@ -95,11 +183,11 @@ def _attacked(attack: str, results: dict[str, Outcome], honest: dict[str, Outcom
     if hold:
         said.append(f"  [green]hold[/] (lose less than {HOLDS:g} points): {_listed(hold, after)}")
     if lose:
-        said.append(f"  [red]do not[/]: {_listed(lose, after)}")
+        said.append(f"  [red]do not hold[/]: {_listed(lose, after)}")
     if "local" in after:
         above = [m for m in hold if after[m] > after["local"]]
         said.append(
-            f"  Training alone, out of the attackers' reach, gives {after['local']:.1f} %; more than that: "
+            f"  Training alone, which no attacker can reach, gives {after['local']:.1f} %; methods that reach more: "
             f"{', '.join(above) or 'none'}."
         )
     return said

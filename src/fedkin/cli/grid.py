@@ -88,12 +88,13 @@ def run_grid(
     tracked: bool = True,
     baseline: str | None = None,
     metric: str = "macro",
+    screen: type[GridScreen] = GridScreen,
 ) -> Grid:
     """Runs all cells; one that fails does not stop the others."""
     screens: list[GridScreen] = []
 
     def watch(cells: list[Cell]) -> GridScreen:
-        screens.append(GridScreen(cells, messages(), title).__enter__())
+        screens.append(screen(cells, messages(), title).__enter__())
         return screens[0]
 
     try:

@@ -192,6 +192,8 @@ def run_screen(console: Console) -> PlainRun | LiveRun:
 class GridScreen(AbstractContextManager["GridScreen"]):
     """All runs of a comparison: one line each, kept up to date, or plain lines without a terminal."""
 
+    transient = False  # whether the screen is wiped when all is over
+
     def __init__(self, cells: Sequence[Cell], console: Console, title: str) -> None:
         self._cells, self._console, self._title = cells, console, title
         rows, columns = varied([c.config for c in cells])
@@ -199,8 +201,11 @@ class GridScreen(AbstractContextManager["GridScreen"]):
         for cell in cells:
             cell.varied = self._varied
         self._live: Live | None = None
+        self._ended = False
         if on_terminal(console):
-            self._live = Live(console=console, refresh_per_second=REFRESH, get_renderable=self._render)
+            self._live = Live(
+                console=console, refresh_per_second=REFRESH, get_renderable=self._render, transient=self.transient
+            )
 
     def __enter__(self) -> GridScreen:
         if self._live:
@@ -213,6 +218,7 @@ class GridScreen(AbstractContextManager["GridScreen"]):
 
     def __exit__(self, *error: object) -> None:
         if self._live:
+            self._ended = True
             self._live.stop()
 
     def listener(self, cell: Cell) -> Callable[[Event], None]:
@@ -240,7 +246,7 @@ class GridScreen(AbstractContextManager["GridScreen"]):
         heads = [k.replace("_", " ") for k in self._varied]
         made = table(self._title, "method", *heads, *numbers, "curve", "wall s", right=(*numbers, "wall s"))
         made.columns[-2].min_width = 16
-        room = max(3, self._console.height - HEADLINE_LINES)
+        room = len(self._cells) if self._ended else max(3, self._console.height - HEADLINE_LINES)
         for cell in window(self._cells, room):
             made.add_row(*self._row(cell), style="dim" if cell.state == "waiting" else "")
         hidden = len(self._cells) - min(room, len(self._cells))
