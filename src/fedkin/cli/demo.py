@@ -20,7 +20,7 @@ from fedkin.cli.live import GridScreen
 from fedkin.data import load
 from fedkin.methods import METHODS
 from fedkin.robust import ATTACKS
-from fedkin.rounds.job import Event, RoundRecord
+from fedkin.rounds import Event, RoundRecord
 from fedkin.sweep.runner import Cell
 from fedkin.sweep.statistics import Outcome
 
