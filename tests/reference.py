@@ -19,7 +19,8 @@ from fedkin.compute.choice import Chooser
 from fedkin.compute.layout import Layout
 from fedkin.compute.optim import SGD, Adam, Optimiser
 from fedkin.compute.program import trace
-from fedkin.core.cohort import Cohort, Keep, Site, Store, Training
+from fedkin.core.cohort import Cohort, Site, Training
+from fedkin.core.store import Keep, Store
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(features, logits, labels) of one batch to a number."""

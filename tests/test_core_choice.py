@@ -11,12 +11,16 @@ import torch
 from reference import Bench, distance
 from test_core_training import RAGGED, Branching, Small
 
+import fedkin as fk
 import fedkin.compute.choice as choice
-from fedkin.compute.backends import WAYS, Work, candidates, choose, cores
-from fedkin.compute.choice import Chooser, cache_file
+from fedkin.compute.backends import WAYS, cores
+from fedkin.compute.choice import Chooser, cache_file, candidates, choose
 from fedkin.compute.losses import cross_entropy
 from fedkin.compute.optim import SGD, Adam, Moments
+from fedkin.compute.work import Work
 from fedkin.errors import UsageError
+from fedkin.runs.folder import RunFolder
+from fedkin.runs.start import resume
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +106,7 @@ def test_bytes_that_are_no_text_are_replaced_too(cache: Path) -> None:
     assert json.loads(cache.read_text())
 
 
-@pytest.mark.parametrize("way", ["graph", "teleport"])
+@pytest.mark.parametrize("way", ["graph", "compiled", "teleport"])
 def test_a_remembered_way_that_cannot_run_here_is_ignored(cache: Path, way: str) -> None:
     bench = bench_of(Chooser())
     bench.cohort().fit(bench.starts())
@@ -157,7 +161,7 @@ def test_choosing_leaves_the_work_alone() -> None:
 def test_the_fastest_way_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
-    import fedkin.compute.backends as ways
+    import fedkin.compute.choice as ways
 
     for fast in ("each", "batched"):
         monkeypatch.setattr(ways, "run_way", lambda way, work, fast=fast: time.sleep(0.001 if way == fast else 0.05))
@@ -175,13 +179,33 @@ def test_candidates_are_those_that_can_run() -> None:
 def test_forced_ways_that_cannot_be_are_refused() -> None:
     with pytest.raises(UsageError, match="did you mean 'batched'"):
         Chooser("batch")
-    for way in ("graph", "compiled"):
-        bench = bench_of(Chooser(way))
-        with pytest.raises(UsageError, match="needs a CUDA device"):
-            bench.cohort().fit(bench.starts())
+    with pytest.raises(UsageError, match=r"way='compiled' was removed .* use way='graph' or auto"):
+        Chooser("compiled")
+    bench = bench_of(Chooser("graph"))
+    with pytest.raises(UsageError, match="needs a CUDA device"):
+        bench.cohort().fit(bench.starts())
     bench = bench_of(Chooser("batched"), Branching, (5,))
     with pytest.raises(UsageError, match="choose each or threads"):
         bench.cohort().fit(bench.starts())
+
+
+def test_a_run_begun_in_a_way_that_was_removed_goes_on(tmp_path: Path) -> None:
+    settings = {"data": "digits", "clients": 5, "samples_per_client": 20, "rounds": 2, "epochs": 1, "device": "cpu"}
+    whole = fk.run("fedavg", **settings, way="each")
+
+    def stop(event: object) -> None:
+        if getattr(event, "round", 0) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fk.run("fedavg", **settings, way="each", runs_dir=str(tmp_path), checkpoint_every=1, on_event=stop)
+    (record,) = tmp_path.glob("*/run.json")
+    record.write_text(record.read_text().replace('"way": "each"', '"way": "compiled"'))
+    assert RunFolder.open(record.parent).info.config["way"] == "compiled"
+    said: list[str] = []
+    resumed = resume(RunFolder.open(record.parent), say=said.append)
+    assert any("it goes on with way=auto" in s for s in said)
+    torch.testing.assert_close(resumed._rows, whole._rows)
 
 
 def test_a_forced_way_asks_no_cache(cache: Path) -> None:

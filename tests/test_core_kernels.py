@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from fedkin.compute import convolutions, kernels
+from fedkin.compute import convolutions, kernels, windows
 from fedkin.compute.backends import matmul_precision
+from fedkin.compute.forward import Context
 from fedkin.compute.layout import Layout
 from fedkin.compute.optim import SGD, Adam, Pull, update
-from fedkin.compute.program import Context, Program
+from fedkin.compute.program import Program
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 here = pytest.mark.skipif(
@@ -65,7 +66,7 @@ def images(channels, size, last, batch=3):
 def test_patches_and_back(channels, size, kernel, stride, padding, last):
     torch.manual_seed(0)
     x = images(channels, size, last).requires_grad_()
-    found = kernels.patches(x, kernel, stride, padding)
+    found = windows.patches(x, kernel, stride, padding)
     count = kernel[0] * kernel[1] * channels
     assert found.shape[-1] % 4 == 0
     assert not found[..., count:].any()
@@ -88,7 +89,7 @@ POOLS = [((2, 2), (2, 2), (0, 0)), ((3, 3), (2, 2), (1, 1)), ((3, 2), (1, 2), (1
 def test_max_pool_and_back(kernel, stride, padding, last):
     torch.manual_seed(1)
     x = images(5, (9, 8), last).mul(2).round().requires_grad_()  # with many equals
-    mine, theirs = kernels.max_pool(x, kernel, stride, padding), F.max_pool2d(x, kernel, stride, padding)
+    mine, theirs = windows.max_pool(x, kernel, stride, padding), F.max_pool2d(x, kernel, stride, padding)
     assert torch.equal(mine, theirs)
     g = torch.randn_like(theirs)
     (a,), (b,) = torch.autograd.grad(mine, x, g), torch.autograd.grad(theirs, x, g)
@@ -99,7 +100,7 @@ def test_max_pool_and_back(kernel, stride, padding, last):
 def test_max_pool_lets_nan_through():
     x = torch.zeros(1, 1, 4, 4, device=DEVICE)
     x[0, 0, 1, 1] = float("nan")
-    found = kernels.max_pool(x, (2, 2), (2, 2), (0, 0))
+    found = windows.max_pool(x, (2, 2), (2, 2), (0, 0))
     assert found[0, 0, 0, 0].isnan()
     assert not found[0, 0, 1, 1].isnan()
 

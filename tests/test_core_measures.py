@@ -10,9 +10,10 @@ from test_core_training import RAGGED, BatchNormed, Branching, Small, TiedWeight
 from torch import Tensor, nn
 
 import fedkin.core.cohort
-from fedkin.compute.backends import Work, run_way
+from fedkin.compute.backends import run_way
 from fedkin.compute.losses import align, cross_entropy
-from fedkin.core.cohort import Keep
+from fedkin.compute.work import Work
+from fedkin.core.store import Keep
 from fedkin.errors import DataError, UsageError
 
 NETWORKS = {

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from fedkin.compute.batches import plan
 from fedkin.compute.layout import Layout
 from fedkin.compute.losses import Term, align, cross_entropy, guide
+from fedkin.compute.opaque import Opaque
 from fedkin.compute.optim import SGD, Adam, Moments
-from fedkin.compute.program import Opaque, Program, trace
+from fedkin.compute.program import Program, trace
 from fedkin.core.cohort import Model
 from fedkin.errors import DataError, UsageError
 from fedkin.models import build
@@ -539,9 +540,9 @@ def test_what_dropout_keeps_is_scaled_up() -> None:
 
 
 def test_dropout_keeps_the_share_it_says() -> None:
-    from fedkin.compute.program import keyed_uniform
+    from fedkin.compute import draws
 
-    drawn = keyed_uniform(torch.tensor([1, 2]), 20000)
+    drawn = draws.uniform(torch.tensor([1, 2]), 20000)
     assert drawn.min() >= 0
     assert drawn.max() < 1
     assert drawn.mean(1).tolist() == pytest.approx([0.5, 0.5], abs=0.02)

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 import fedkin as fk
 from fedkin.compute.layout import Layout
 from fedkin.core import cohort as cohorts
-from fedkin.core.cohort import Cohort, Keep, Store
+from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, each
+from fedkin.core.store import Keep, Store
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg

@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 from fedkin.compute import graphs
-from fedkin.compute.backends import Work, run_way
+from fedkin.compute.backends import run_way
 from fedkin.compute.batches import Source, crop_flip, plan
 from fedkin.compute.layout import Layout
 from fedkin.compute.losses import align, cross_entropy
 from fedkin.compute.optim import SGD, Adam, Moments
 from fedkin.compute.program import trace
+from fedkin.compute.work import Work
 from fedkin.config import make_config
 from fedkin.core.cohort import Cohort
 from fedkin.models import build
@@ -81,14 +82,13 @@ def same(way: str, model: nn.Module, tolerance: float = 1e-3, **changes: object)
     assert float((tried.rows - reference.rows).norm() / (reference.rows - before).norm()) < tolerance
 
 
-@pytest.mark.parametrize("way", ["batched", "graph", "compiled"])
+@pytest.mark.parametrize("way", ["batched", "graph"])
 @pytest.mark.parametrize("opt", [SGD(0.01), SGD(0.01, 0.9, 1e-3), Adam(1e-3)], ids=["sgd", "momentum", "adam"])
 def test_every_optimiser(way: str, opt: object) -> None:
     same(way, build("fedcap-cifar", SHAPE, CLASSES), opt=opt, tolerance=2e-2 if isinstance(opt, Adam) else 1e-3)
 
 
-@pytest.mark.parametrize("way", ["graph", "compiled"])
-def test_pull_mask_and_terms(way: str) -> None:
+def test_pull_mask_and_terms() -> None:
     model = build("fedcap-cifar", SHAPE, CLASSES)
     width = Layout.of(model, "head").width
     generator = torch.Generator("cuda").manual_seed(0)
@@ -97,21 +97,19 @@ def test_pull_mask_and_terms(way: str) -> None:
     prototypes = torch.randn(CLASSES, 64, device="cuda", generator=generator)
     present = torch.arange(CLASSES, device="cuda") < 7
     terms = [cross_entropy(), align(prototypes, present, 0.5, ROWS)]
-    same(way, model, mask=mask, mu=torch.full((ROWS,), 0.3, device="cuda"), anchor=anchor, terms=terms)
+    same("graph", model, mask=mask, mu=torch.full((ROWS,), 0.3, device="cuda"), anchor=anchor, terms=terms)
 
 
-@pytest.mark.parametrize("way", ["graph", "compiled"])
-def test_batch_norm_dropout_and_augmentation(way: str) -> None:
-    same(way, WithNorm(), tolerance=5e-2, opt=SGD(1e-3))
-    if way == "graph":  # the compiler takes minutes for it
-        same(way, build("resnet18-cifar", SHAPE, CLASSES), tolerance=5e-2, opt=SGD(1e-3))
-    same(way, WithDropout(), noise=np.arange(1, ROWS + 1).astype(np.uint64))
+def test_batch_norm_dropout_and_augmentation() -> None:
+    same("graph", WithNorm(), tolerance=5e-2, opt=SGD(1e-3))
+    same("graph", build("resnet18-cifar", SHAPE, CLASSES), tolerance=5e-2, opt=SGD(1e-3))
+    same("graph", WithDropout(), noise=np.arange(1, ROWS + 1).astype(np.uint64))
     steps = job(WithDropout()).plan
     moves = crop_flip((0,), np.arange(ROWS), *steps.table.shape[::2])
-    same(way, build("fedcap-cifar", SHAPE, CLASSES), plan=type(steps)(steps.table, steps.sizes, moves))
+    same("graph", build("fedcap-cifar", SHAPE, CLASSES), plan=type(steps)(steps.table, steps.sizes, moves))
 
 
-@pytest.mark.parametrize("way", ["batched", "graph", "compiled"])
+@pytest.mark.parametrize("way", ["batched", "graph"])
 @pytest.mark.parametrize("frozen", ["body.0", "body.1", ("body.0.weight", "body.4.weight"), "head", "body"], ids=str)
 def test_frozen_parameters(way: str, frozen: str | tuple[str, ...]) -> None:
     model = WithNorm()
@@ -170,9 +168,8 @@ def test_many_clients_in_one_pass_measure_what_each_would_alone(monkeypatch: pyt
     torch.testing.assert_close(losses, cohort.loss(rows), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", ["graph", "compiled"])
-def test_runs_that_share_a_cohort_end_where_they_would_alone(way: str) -> None:
-    base = {"data": "digits", "clients": 5, "rounds": 2, "epochs": 1, "device": "cuda", "precision": "fp32", "way": way}
+def test_runs_that_share_a_cohort_end_where_they_would_alone() -> None:
+    base = {"data": "digits", "clients": 5, "rounds": 2, "epochs": 1, "device": "cuda", "precision": "fp32"}
     cells = [
         make_config({**base, **c})
         for c in (

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from fedkin.compute.layout import Layout
 from fedkin.compute.optim import Adam, Moments
-from fedkin.core.cohort import Cohort, Keep
+from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Answer, Clients, Faults, Federation, Masked, Reply, weighted_mean
+from fedkin.core.store import Keep
 from fedkin.methods import METHODS, Method
 from fedkin.methods.co_pfl import COPFL, COPFLOptions
 from fedkin.methods.masks import cosine, grow, learnable, leave_one_out, normalised, shared_mean

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from conformance import CHECKS, federation, finished, job_of, personal_rows, poison
 from torch import Tensor
 
-from fedkin.compute import random as keys
+from fedkin.compute import keys
 from fedkin.config import make_config
 from fedkin.core.federation import Answer, Clients, Federation, each
 from fedkin.methods.fedavg import FedAvg

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import fedkin as fk
 from fedkin.compute.layout import Layout
-from fedkin.compute.program import Opaque, Program
+from fedkin.compute.opaque import Opaque
+from fedkin.compute.program import Program
 from fedkin.config import make_config
 from fedkin.data import Dataset, Split, from_arrays
 from fedkin.errors import DataError, UsageError

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conformance import CLASSES, Network, federation, finished, tensors_in
 
-from fedkin.compute import random as keys
+from fedkin.compute import keys
 from fedkin.config import make_config
 from fedkin.methods import METHODS
 from fedkin.robust import ATTACKS, RULES

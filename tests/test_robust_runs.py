@@ -13,8 +13,9 @@ from torch import Tensor
 
 from fedkin.bench.speed import run_bench
 from fedkin.cli.outcome import summarise, threat
-from fedkin.compute import random as keys
-from fedkin.compute.batches import Source, normal
+from fedkin.compute import keys
+from fedkin.compute.batches import Source
+from fedkin.compute.draws import normal
 from fedkin.config import make_config
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Note

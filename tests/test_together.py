@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedkin.compute import lockstep as together
-from fedkin.compute.backends import Work
 from fedkin.compute.choice import Chooser
+from fedkin.compute.work import Work
 from fedkin.config import Config, make_config
 from fedkin.errors import FedKinError, UsageError
 from fedkin.rounds import Prepared, Result, RoundRecord, run_config

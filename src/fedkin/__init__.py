@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from fedkin.compute.losses import align, cross_entropy, guide
     from fedkin.compute.optim import SGD, Adam
     from fedkin.config import Config
-    from fedkin.core.cohort import Cohort, Keep, Model
+    from fedkin.core.cohort import Cohort, Model
     from fedkin.core.federation import Clients, Federation, each, weighted_mean
+    from fedkin.core.store import Keep
     from fedkin.data import dirichlet, groups, iid, natural, pathological, shards
     from fedkin.errors import DataError, FedKinError, UsageError
     from fedkin.methods import METHODS, Method, option
@@ -24,7 +25,8 @@ from fedkin.version import VERSION as __version__
 # Names are looked up when first used: importing torch takes seconds, and `fedkin --help` does not need it.
 _HOMES = {
     "fedkin.api": ("compare", "resume", "run"),
-    "fedkin.core.cohort": ("Cohort", "Keep", "Model"),
+    "fedkin.core.cohort": ("Cohort", "Model"),
+    "fedkin.core.store": ("Keep",),
     "fedkin.compute.losses": ("align", "cross_entropy", "guide"),
     "fedkin.compute.optim": ("SGD", "Adam"),
     "fedkin.config": ("Config",),

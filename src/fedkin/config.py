@@ -81,7 +81,7 @@ class Config:
     rule: str = option("mean", "how the server averages; `fedkin rules` lists them; options as krum:malicious=0.2")
     device: str = option("auto", "cpu, cuda, cuda:1, ...; auto: a GPU if there is one")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = option("auto", "auto: tf32 on a GPU, fp32 elsewhere")
-    way: str = option("auto", "how rows are trained: each, threads, batched, graph, compiled; auto: the fastest")
+    way: str = option("auto", "how rows are trained: each, threads, batched, graph; auto: the fastest")
     chunk: int | None = option(None, "at most this many clients at once (bounds memory, not results)", low=1)
     force: bool = option(False, "start even where memory or disk look too small for the run")
     on_failure: Literal["drop", "stop"] = option("drop", "a client that fails: go on without it, or stop the run")

@@ -32,7 +32,8 @@ from fedkin.compute.layout import Layout
 from fedkin.compute.optim import SGD
 from fedkin.compute.program import trace
 from fedkin.config import make_config
-from fedkin.core.cohort import Cohort, Site, Store, Training
+from fedkin.core.cohort import Cohort, Site, Training
+from fedkin.core.store import Store
 from fedkin.data import Dataset
 from fedkin.errors import unknown
 from fedkin.methods import METHODS

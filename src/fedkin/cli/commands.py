@@ -291,7 +291,9 @@ def bench(
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... or auto.")] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Less work, rougher numbers.")] = False,
     precision: Annotated[str, typer.Option(help="fp32, tf32, bf16 or auto.")] = "auto",
-    way: Annotated[str, typer.Option(help="How rows are trained: auto, or one way (compiled, graph, ...).")] = "auto",
+    way: Annotated[
+        str, typer.Option(help="How rows are trained: auto, or one way (each, threads, batched, graph).")
+    ] = "auto",
     json: Json = False,
 ) -> None:
     """Measure the speed of this machine, as ratios to the obvious loop over clients."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.compute import random as keys
+from fedkin.compute import draws, keys
 
 Indices = NDArray[np.int64]
 
@@ -56,10 +56,10 @@ class Source:
 
     def _noisy(self, x: Tensor, index: Tensor) -> Tensor:
         second, width = index >= self.count, x[0].numel() if len(x) else 0
-        if x.device.type == "cpu" and not torch.compiler.is_compiling():  # only where there is any
+        if x.device.type == "cpu":  # only where there is any
             at = second.nonzero().flatten()
-            return x.index_add_(0, at, self._sigma * normal(self._key, index[at], width).view(-1, *x.shape[1:]))
-        drawn = normal(self._key, index, width) * second.unsqueeze(1)
+            return x.index_add_(0, at, self._sigma * draws.normal(self._key, index[at], width).view(-1, *x.shape[1:]))
+        drawn = draws.normal(self._key, index, width) * second.unsqueeze(1)
         return x + self._sigma * drawn.view_as(x)
 
     def batch(self, index: Tensor, moves: Tensor | None = None) -> Tensor:
@@ -77,27 +77,6 @@ class Source:
 
     def labels(self, index: Tensor) -> Tensor:
         return self.y.index_select(0, index)
-
-
-def _signed(word: int) -> int:
-    return word - (word >> 63 << 64)
-
-
-def _mix(z: Tensor) -> Tensor:
-    """`keys.mix` of 64-bit integers on any device; shifts there carry the sign along, which is masked away."""
-    z = z + _signed(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
-    return z ^ (z >> 31 & (1 << 33) - 1)
-
-
-def normal(key: Tensor, index: Tensor, width: int) -> Tensor:
-    """N(0, 1) numbers [N, width] for samples [N]: a function of the key, the sample and the position (Box-Muller)."""
-    # a counter times a large number would be taken for an address by the compiler, and cut to 32 bits; xor is not
-    word = _mix(_mix(index ^ key).unsqueeze(1) ^ torch.arange(1, (width + 1) // 2 + 1, device=index.device))
-    high, low = (word >> 40 & (1 << 24) - 1).float(), (word & (1 << 24) - 1).float()
-    radius, angle = (-2 * ((high + 0.5) / (1 << 24)).log()).sqrt(), low * (2 * torch.pi / (1 << 24))
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :width]
 
 
 CROP = 4  # pixels of zeros around an image before it is cropped again

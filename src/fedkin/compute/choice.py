@@ -9,14 +9,61 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.compute.backends import WAYS, Work, candidates, choose, cores, run_way
+from fedkin.compute.backends import WAYS, cores, run_way
+from fedkin.compute.work import Work
 from fedkin.errors import UsageError, unknown
+
+CLEARLY = 0.8  # a way must take at most this share of a likelier one's time to be preferred: timings are noisy
+
+
+def candidates(work: Work) -> list[str]:
+    """The ways that can run this work here, likely best first."""
+    rows, together = len(work.rows), work.forward.together
+    if work.rows.device.type == "cuda":
+        return ["graph"] if together else ["each"]
+    several = ["threads"] if cores() > 1 and rows > 1 else []
+    return [*several, "each", *(["batched"] if together and rows > 1 else [])]
+
+
+def choose(work: Work, budget: float = 0.8) -> str:
+    """The fastest way for work like this, by timing a few steps of a few rows; about a second at most."""
+    names = candidates(work)
+    if len(names) == 1 or not work.steps.size or work.steps.max() == 0:
+        return names[0]
+    order = np.argsort(-work.steps, kind="stable").tolist()
+    best, fastest, begin = names[0], float("inf"), time.perf_counter()
+    for name in names:
+        # Row by row, setting up a row must be spread over its steps; together, what counts is the number of rows.
+        rows = order[: 16 if name == "batched" else 2 * cores()]
+        if time.perf_counter() - begin > budget:
+            break
+        run_way(name, work.take(rows, 1))  # the first time is always slow
+        steps, enough = 1, False
+        while time.perf_counter() - begin < budget:
+            small = work.take(rows, steps)
+            seconds = _seconds(name, small)
+            per_step = seconds / max(int(small.steps.sum()), 1)
+            if per_step < fastest * (1.0 if name == best else CLEARLY):
+                best, fastest = name, per_step
+            if enough:
+                break
+            enough = seconds > 0.05 or steps >= work.steps.max()  # once more at this size: the better one counts
+            steps *= 1 if enough else 3
+    return best
+
+
+def _seconds(way: str, work: Work) -> float:
+    begin = time.perf_counter()
+    run_way(way, work)
+    return time.perf_counter() - begin
 
 
 def cache_file() -> Path:
@@ -30,6 +77,8 @@ class Chooser:
     shared = False  # do other runs train through it too?
 
     def __init__(self, forced: str = "auto", remember: bool = True) -> None:
+        if forced == "compiled":
+            raise UsageError("way='compiled' was removed (FedKin's own kernels are faster): use way='graph' or auto")
         if forced != "auto" and forced not in WAYS:
             raise unknown("way to train", forced, ["auto", *WAYS])
         self.forced, self._remember = forced, remember
@@ -62,9 +111,9 @@ class Chooser:
     @staticmethod
     def _possible(way: str, work: Work) -> None:
         on_gpu = work.rows.device.type == "cuda"
-        if way in ("graph", "compiled") and not on_gpu:
+        if way == "graph" and not on_gpu:
             raise UsageError(f"way {way!r} needs a CUDA device; on this one choose each, threads or batched")
-        if way in ("batched", "graph", "compiled") and not work.forward.together:
+        if way in ("batched", "graph") and not work.forward.together:
             raise UsageError(f"way {way!r} cannot run this network (it cannot be traced); choose each or threads")
 
 

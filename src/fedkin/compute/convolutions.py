@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fedkin.compute import kernels
-from fedkin.compute.kernels import Shape
+from fedkin.compute.kernels import power
+from fedkin.compute.windows import Shape, geometry, new_images, unpatched
 
 try:
     import triton
@@ -192,11 +193,6 @@ ENOUGH = 1024  # programs of two warps that keep a large GPU busy
 POSITIONS_PER_OUTPUT = 4  # below so many kernels weigh more than patches, and one product of the patches is better
 
 
-def _power(number: int, least: int, most: int) -> int:
-    """The power of two that holds `number`, within bounds."""
-    return max(least, min(most, 1 << (number - 1).bit_length()))
-
-
 def fits(x: Tensor, w: Tensor, positions: int) -> bool:
     """Is this the faster way for the kernels w [R, O, C, kh, kw], `positions` of each row's result? In fp32 it is not:
     tensor cores have no such numbers."""
@@ -211,8 +207,9 @@ def _has_tensor_cores(device: str) -> bool:
     return kernels.INTERPRETED or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _precision() -> str:
-    return "ieee" if kernels.INTERPRETED else "tf32"
+def _launch(kernel: Any, tile: Tile, grid: tuple[int, ...], given: tuple[Any, ...], sizes: dict[str, int]) -> None:
+    how = "ieee" if kernels.INTERPRETED else "tf32"
+    kernel[grid](*given, **sizes, HOW=how, num_warps=tile.warps, num_stages=tile.stages)
 
 
 class _Convolution(torch.autograd.Function):
@@ -226,22 +223,10 @@ class _Convolution(torch.autograd.Function):
         size = _geometry(x, *ctx.how)
         out = x.new_empty(x.shape[0], size["HO"], size["WO"], outputs)
         positions = out.numel() // outputs // rows
-        wide = _power(outputs, 16, FORWARD.wide)
+        wide = power(outputs, 16, FORWARD.wide)
         grid = (triton.cdiv(positions, FORWARD.lines), triton.cdiv(outputs, wide), rows)
-        _forward[grid](
-            x,
-            taps,
-            out,
-            positions,
-            outputs,
-            **size,
-            BM=FORWARD.lines,
-            BN=wide,
-            BK=FORWARD.deep,
-            HOW=_precision(),
-            num_warps=FORWARD.warps,
-            num_stages=FORWARD.stages,
-        )
+        sizes = {**size, "BM": FORWARD.lines, "BN": wide, "BK": FORWARD.deep}
+        _launch(_forward, FORWARD, grid, (x, taps, out, positions, outputs), sizes)
         return out.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -254,7 +239,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def _geometry(x: Tensor, kernel: Shape, stride: Shape, padding: Shape) -> dict[str, int]:
-    return kernels._geometry(x.permute(0, 3, 1, 2).shape, kernel, stride, padding)
+    return geometry(x.permute(0, 3, 1, 2).shape, kernel, stride, padding)
 
 
 def _laid_out(images: Tensor) -> Tensor:
@@ -274,8 +259,8 @@ def _of_kernels(x: Tensor, g: Tensor, shape: torch.Size, kernel: Shape, stride: 
     rows, outputs, channels = shape[:3]
     size = _geometry(x, kernel, stride, padding)
     positions, columns = g.numel() // outputs // rows, math.prod(kernel) * size["C"]
-    wide = _power(outputs, 16, KERNELS.wide)
-    tall = _power(columns, 16, KERNELS.lines * KERNELS.wide // wide)
+    wide = power(outputs, 16, KERNELS.wide)
+    tall = power(columns, 16, KERNELS.lines * KERNELS.wide // wide)
     tiles = triton.cdiv(columns, tall) * triton.cdiv(outputs, wide)
     pieces = 1
     while rows * tiles * pieces < ENOUGH and positions > 256 * pieces:
@@ -283,22 +268,8 @@ def _of_kernels(x: Tensor, g: Tensor, shape: torch.Size, kernel: Shape, stride: 
     piece = triton.cdiv(positions, pieces * KERNELS.deep) * KERNELS.deep
     out = g.new_empty(rows, pieces, outputs, *kernel, size["C"])
     grid = (triton.cdiv(columns, tall), triton.cdiv(outputs, wide), rows * pieces)
-    _kernel_gradient[grid](
-        x,
-        g,
-        out,
-        positions,
-        outputs,
-        piece,
-        pieces,
-        **size,
-        BM=KERNELS.deep,
-        BN=wide,
-        BK=tall,
-        HOW=_precision(),
-        num_warps=KERNELS.warps,
-        num_stages=KERNELS.stages,
-    )
+    sizes = {**size, "BM": KERNELS.deep, "BN": wide, "BK": tall}
+    _launch(_kernel_gradient, KERNELS, grid, (x, g, out, positions, outputs, piece, pieces), sizes)
     return (out[:, 0] if pieces == 1 else out.sum(1))[..., :channels].permute(0, 1, 4, 2, 3)
 
 
@@ -307,26 +278,14 @@ def _of_images(g: Tensor, w: Tensor, shape: torch.Size, kernel: Shape, stride: S
     rows, outputs = w.shape[:2]
     if stride != (1, 1):
         flat = torch.bmm(g.view(rows, -1, outputs), w.permute(0, 1, 3, 4, 2).flatten(2))
-        return kernels.unpatched(flat.view(*g.shape[:3], -1), shape, kernel, stride, padding)
-    size, out = kernels._geometry(shape, kernel, stride, padding), kernels._images(shape, g)
+        return unpatched(flat.view(*g.shape[:3], -1), shape, kernel, stride, padding)
+    size, out = geometry(shape, kernel, stride, padding), new_images(shape, g)
     pixels = out.numel() // size["C"] // rows
-    wide, deep = _power(size["C"], 16, IMAGES.wide), _power(outputs, 16, IMAGES.deep)
+    wide, deep = power(size["C"], 16, IMAGES.wide), power(outputs, 16, IMAGES.deep)
     grid = (triton.cdiv(pixels, IMAGES.lines), triton.cdiv(size["C"], wide), rows)
     turned = w.permute(0, 3, 4, 2, 1).contiguous()  # tensor cores want what is summed over side by side
-    _image_gradient[grid](
-        g,
-        turned,
-        out,
-        pixels,
-        outputs,
-        **size,
-        BM=IMAGES.lines,
-        BN=wide,
-        BK=deep,
-        HOW=_precision(),
-        num_warps=IMAGES.warps,
-        num_stages=IMAGES.stages,
-    )
+    sizes = {**size, "BM": IMAGES.lines, "BN": wide, "BK": deep}
+    _launch(_image_gradient, IMAGES, grid, (g, turned, out, pixels, outputs), sizes)
     return out
 
 

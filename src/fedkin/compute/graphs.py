@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.compute import random as keys
-from fedkin.compute.backends import Batch, Loss, Stack, Work, dropout_keys, loss_of, mean_losses, on_device, step_rows
+from fedkin.compute import keys
+from fedkin.compute.stack import Batch, Stack, loss_of, mean_losses, step_rows
+from fedkin.compute.work import Work, dropout_keys, on_device
 
 SEGMENT = 256  # steps whose samples lie on the device at once
 SIZES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12, 0.08, 0.05)
@@ -35,9 +36,9 @@ waste = Waste()
 class Captured:
     """Static tensors and graphs for one kind of work with room for `rows` rows."""
 
-    def __init__(self, work: Work, rows: int, compiled: bool) -> None:
+    def __init__(self, work: Work, rows: int) -> None:
         device = work.rows.device
-        self.rows, self.compiled = rows, compiled
+        self.rows = rows
         self.alive = (work.forward, work.source)  # the graphs point into them, and `_key` goes by their identity
         self.stack = Stack(work, rows)
         batch = work.plan.table.shape[2]
@@ -57,10 +58,7 @@ class Captured:
         return self.graphs[key]
 
     def _capture(self, work: Work, active: int, gated: bool) -> torch.cuda.CUDAGraph:
-        loss: Loss = loss_of(work, active, self.compiled)
-        if self.compiled:
-            torch._dynamo.config.recompile_limit = 256
-            loss = torch.compile(loss, fullgraph=True, dynamic=False)
+        loss = loss_of(work, active)
 
         def step() -> None:
             def now(table: Tensor | None) -> Tensor | None:
@@ -119,7 +117,7 @@ def forget() -> None:
     _captured.clear()
 
 
-def _key(work: Work, compiled: bool) -> tuple[Any, ...]:
+def _key(work: Work) -> tuple[Any, ...]:
     terms = tuple((t.name, tuple((k, v.shape[1:]) for k, v in t.given.items())) for t in work.terms)
     parts = (work.mask is None, work.anchor is None, work.moments is None, work.noise is None, work.plan.moves is None)
     return (
@@ -131,19 +129,18 @@ def _key(work: Work, compiled: bool) -> tuple[Any, ...]:
         terms,
         parts,
         work.precision,
-        compiled,
         work.rows.device,
         work.measure,
     )
 
 
-def train(work: Work, compiled: bool) -> Tensor:
+def train(work: Work) -> Tensor:
     """Train all rows through captured graphs. Returns the mean loss, [R]."""
     order = np.argsort(-work.steps, kind="stable").astype(np.int64)
-    rows, key = len(order), _key(work, compiled)
+    rows, key = len(order), _key(work)
     found = _captured.get(key)
     if found is None or found.rows < rows:
-        found = _captured[key] = Captured(work, rows, compiled)
+        found = _captured[key] = Captured(work, rows)
     found.stack.load(work, order.tolist())
     found.sums.zero_()
     counts = (work.plan.sizes[:, work.client[order]] > 0).sum(1)

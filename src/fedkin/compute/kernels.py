@@ -1,5 +1,5 @@
-"""Our own GPU kernels, for what PyTorch's do at a fraction of the memory's speed: patches of many small images and
-the way back, max-pooling, and the whole update of a step in one pass.
+"""Our own GPU kernels, for what PyTorch's do at a fraction of the memory's speed: BatchNorm of many rows, and the whole
+update of a step in one pass. Those for images stand in `windows` and `convolutions`.
 
 Written in Triton, which comes with PyTorch's CUDA builds; where it is missing or does not work `usable` says no and
 everything runs on PyTorch's own operations. Images lie channels-last, so neighbouring threads read neighbouring
@@ -27,7 +27,6 @@ except ImportError:  # PyTorch for a CPU
     triton = None
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU, slowly: for tests
-TILE = 4096  # numbers that a program handles at once
 
 
 def usable(t: Tensor) -> bool:
@@ -51,172 +50,6 @@ def works(device: str) -> bool:
 
 
 if triton is not None:
-
-    @triton.jit
-    def _im2col(
-        x,
-        out,
-        total,
-        sn,
-        sc,
-        sy,
-        sx,
-        H: tl.constexpr,
-        W: tl.constexpr,
-        C: tl.constexpr,
-        HO: tl.constexpr,
-        WO: tl.constexpr,
-        KH: tl.constexpr,
-        KW: tl.constexpr,
-        SH: tl.constexpr,
-        SW: tl.constexpr,
-        PH: tl.constexpr,
-        PW: tl.constexpr,
-        K: tl.constexpr,
-        BM: tl.constexpr,
-        BK: tl.constexpr,
-    ):
-        """One output position per line of a tile, one (tap, channel) per column."""
-        m = tl.program_id(0) * BM + tl.arange(0, BM)
-        k = tl.program_id(1) * BK + tl.arange(0, BK)
-        n, at = m // (HO * WO), m % (HO * WO)
-        tap, c = k // C, k % C
-        y = (at // WO * SH - PH)[:, None] + (tap // KW)[None, :]
-        z = (at % WO * SW - PW)[:, None] + (tap % KW)[None, :]
-        there = (m < total)[:, None] & (k < K)[None, :]
-        inside = there & (k < KH * KW * C)[None, :] & (y >= 0) & (y < H) & (z >= 0) & (z < W)
-        start = n.to(tl.int64)[:, None] * sn + c[None, :] * sc
-        value = tl.load(x + start + y * sy + z * sx, mask=inside, other=0.0)
-        tl.store(out + m.to(tl.int64)[:, None] * K + k[None, :], value, mask=there)
-
-    @triton.jit
-    def _col2im(
-        g,
-        out,
-        total,
-        H: tl.constexpr,
-        W: tl.constexpr,
-        C: tl.constexpr,
-        HO: tl.constexpr,
-        WO: tl.constexpr,
-        KH: tl.constexpr,
-        KW: tl.constexpr,
-        SH: tl.constexpr,
-        SW: tl.constexpr,
-        PH: tl.constexpr,
-        PW: tl.constexpr,
-        K: tl.constexpr,
-        BM: tl.constexpr,
-        BC: tl.constexpr,
-        EVEN: tl.constexpr,
-    ):
-        """One pixel per line, one channel per column: gather what every tap that covered the pixel says of it."""
-        m = tl.program_id(0) * BM + tl.arange(0, BM)
-        c = tl.program_id(1) * BC + tl.arange(0, BC)
-        n, at = m // (H * W), m % (H * W)
-        there = (m < total)[:, None]
-        if not EVEN:
-            there = there & (c < C)[None, :]
-        total_here = tl.zeros((BM, BC), tl.float32)
-        for i in tl.static_range(KH):
-            for j in tl.static_range(KW):
-                y, z = at // W + PH - i, at % W + PW - j
-                ok = (y >= 0) & (z >= 0) & (y % SH == 0) & (z % SW == 0) & (y // SH < HO) & (z // SW < WO)
-                start = (n.to(tl.int64) * HO + y // SH) * WO + z // SW
-                here = g + start[:, None] * K + (i * KW + j) * C + c[None, :]
-                total_here += tl.load(here, mask=there & ok[:, None], other=0.0).to(tl.float32)
-        tl.store(out + m.to(tl.int64)[:, None] * C + c[None, :], total_here, mask=there)
-
-    @triton.jit
-    def _pool(
-        x,
-        out,
-        taps,
-        total,
-        sn,
-        sc,
-        sy,
-        sx,
-        H: tl.constexpr,
-        W: tl.constexpr,
-        C: tl.constexpr,
-        HO: tl.constexpr,
-        WO: tl.constexpr,
-        KH: tl.constexpr,
-        KW: tl.constexpr,
-        SH: tl.constexpr,
-        SW: tl.constexpr,
-        PH: tl.constexpr,
-        PW: tl.constexpr,
-        BM: tl.constexpr,
-        BC: tl.constexpr,
-        EVEN: tl.constexpr,
-    ):
-        """The largest of each window, the first of equals, and which tap it was; NaN is larger than everything."""
-        m = tl.program_id(0) * BM + tl.arange(0, BM)
-        c = tl.program_id(1) * BC + tl.arange(0, BC)
-        n, at = m // (HO * WO), m % (HO * WO)
-        there = (m < total)[:, None]
-        if not EVEN:
-            there = there & (c < C)[None, :]
-        best = tl.full((BM, BC), -float("inf"), tl.float32)
-        which = tl.zeros((BM, BC), tl.int8)
-        for i in tl.static_range(KH):
-            for j in tl.static_range(KW):
-                y, z = at // WO * SH - PH + i, at % WO * SW - PW + j
-                ok = there & ((y >= 0) & (y < H) & (z >= 0) & (z < W))[:, None]
-                here = x + (n.to(tl.int64) * sn + y * sy + z * sx)[:, None] + c[None, :] * sc
-                value = tl.load(here, mask=ok, other=-float("inf")).to(tl.float32)
-                better = (value > best) | (value != value)
-                best, which = tl.where(better, value, best), tl.where(better, i * KW + j, which).to(tl.int8)
-        place = m.to(tl.int64)[:, None] * C + c[None, :]
-        tl.store(out + place, best, mask=there)
-        tl.store(taps + place, which, mask=there)
-
-    @triton.jit
-    def _pool_back(
-        g,
-        taps,
-        out,
-        total,
-        sn,
-        sc,
-        sy,
-        sx,
-        H: tl.constexpr,
-        W: tl.constexpr,
-        C: tl.constexpr,
-        HO: tl.constexpr,
-        WO: tl.constexpr,
-        KH: tl.constexpr,
-        KW: tl.constexpr,
-        SH: tl.constexpr,
-        SW: tl.constexpr,
-        PH: tl.constexpr,
-        PW: tl.constexpr,
-        BM: tl.constexpr,
-        BC: tl.constexpr,
-        EVEN: tl.constexpr,
-    ):
-        """One pixel per line: the gradients of those windows whose largest it was."""
-        m = tl.program_id(0) * BM + tl.arange(0, BM)
-        c = tl.program_id(1) * BC + tl.arange(0, BC)
-        n, at = m // (H * W), m % (H * W)
-        there = (m < total)[:, None]
-        if not EVEN:
-            there = there & (c < C)[None, :]
-        total_here = tl.zeros((BM, BC), tl.float32)
-        for i in tl.static_range(KH):
-            for j in tl.static_range(KW):
-                y, z = at // W + PH - i, at % W + PW - j
-                hit = (y >= 0) & (z >= 0) & (y % SH == 0) & (z % SW == 0) & (y // SH < HO) & (z // SW < WO)
-                ok = there & hit[:, None]
-                window = (n.to(tl.int64) * HO + y // SH) * WO + z // SW
-                tap = tl.load(taps + window[:, None] * C + c[None, :], mask=ok, other=-1)
-                here = g + (n.to(tl.int64) * sn + y // SH * sy + z // SW * sx)[:, None] + c[None, :] * sc
-                ok = ok & (tap == i * KW + j)
-                total_here += tl.load(here, mask=ok, other=0.0).to(tl.float32)
-        tl.store(out + m.to(tl.int64)[:, None] * C + c[None, :], total_here, mask=there)
 
     @triton.jit
     def _norm(
@@ -394,101 +227,9 @@ if triton is not None:
         tl.store(p + at, w - lr * d, mask=there)
 
 
-Shape = tuple[int, int]
-
-
-def _flat(channels: int) -> int:
-    """How many channels a tile spans: a power of two, at most 128."""
-    return min(128, 1 << (channels - 1).bit_length())
-
-
-def _geometry(shape: torch.Size, kernel: Shape, stride: Shape, padding: Shape) -> dict[str, int]:
-    _, channels, height, width = shape
-    out = [(size + 2 * p - k) // s + 1 for size, k, s, p in zip((height, width), kernel, stride, padding, strict=True)]
-    return {
-        "H": height,
-        "W": width,
-        "C": channels,
-        "HO": out[0],
-        "WO": out[1],
-        "KH": kernel[0],
-        "KW": kernel[1],
-        "SH": stride[0],
-        "SW": stride[1],
-        "PH": padding[0],
-        "PW": padding[1],
-    }
-
-
-def _images(shape: torch.Size, like: Tensor) -> Tensor:
-    """Room for [N, C, H, W], channels last."""
-    n, c, h, w = shape
-    return like.new_empty(n, h, w, c).permute(0, 3, 1, 2)
-
-
-class _Patches(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Shape, stride: Shape, padding: Shape) -> Tensor:
-        ctx.shape, ctx.how = x.shape, (kernel, stride, padding)
-        size = _geometry(x.shape, *ctx.how)
-        columns = -(-size["KH"] * size["KW"] * size["C"] // 4) * 4  # tensor cores want rows of whole 16 bytes
-        out = x.new_empty(x.shape[0], size["HO"], size["WO"], columns)
-        lines, wide = x.shape[0] * size["HO"] * size["WO"], _flat(columns)
-        tile = max(1, TILE // wide)
-        grid = (triton.cdiv(lines, tile), triton.cdiv(columns, wide))
-        _im2col[grid](x, out, lines, *x.stride(), **size, K=columns, BM=tile, BK=wide)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return unpatched(grad.contiguous(), ctx.shape, *ctx.how), None, None, None
-
-
-def unpatched(grad: Tensor, shape: torch.Size, kernel: Shape, stride: Shape, padding: Shape) -> Tensor:
-    """The way back of `patches`: each pixel gets the sum of what its patches say, [N, C, H, W]."""
-    size, out = _geometry(shape, kernel, stride, padding), _images(shape, grad)
-    lines, wide = shape[0] * size["H"] * size["W"], _flat(size["C"])
-    tile = max(1, TILE // wide)
-    grid = (triton.cdiv(lines, tile), triton.cdiv(size["C"], wide))
-    _col2im[grid](grad, out, lines, **size, K=grad.shape[-1], BM=tile, BC=wide, EVEN=size["C"] % wide == 0)
-    return out
-
-
-def patches(x: Tensor, kernel: Shape, stride: Shape, padding: Shape) -> Tensor:
-    """[N, C, H, W] to [N, H', W', K], K being kh * kw * C filled up with zeros to a multiple of four."""
-    found: Tensor = _Patches.apply(x, kernel, stride, padding)
-    return found
-
-
-class _MaxPool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Shape, stride: Shape, padding: Shape) -> Tensor:
-        ctx.shape, ctx.how = x.shape, (kernel, stride, padding)
-        size = _geometry(x.shape, *ctx.how)
-        out = _images(torch.Size((*x.shape[:2], size["HO"], size["WO"])), x)
-        taps = torch.empty_like(out, dtype=torch.int8)
-        lines, wide = x.shape[0] * size["HO"] * size["WO"], _flat(size["C"])
-        tile = max(1, TILE // 2 // wide)
-        grid = (triton.cdiv(lines, tile), triton.cdiv(size["C"], wide))
-        _pool[grid](x, out, taps, lines, *x.stride(), **size, BM=tile, BC=wide, EVEN=size["C"] % wide == 0)
-        ctx.save_for_backward(taps)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (taps,) = ctx.saved_tensors
-        size, out = _geometry(ctx.shape, *ctx.how), _images(ctx.shape, grad)
-        lines, wide = ctx.shape[0] * size["H"] * size["W"], _flat(size["C"])
-        tile = max(1, TILE // 2 // wide)
-        grid = (triton.cdiv(lines, tile), triton.cdiv(size["C"], wide))
-        _pool_back[grid](grad, taps, out, lines, *grad.stride(), **size, BM=tile, BC=wide, EVEN=size["C"] % wide == 0)
-        return out, None, None, None
-
-
-def max_pool(x: Tensor, kernel: Shape, stride: Shape, padding: Shape) -> Tensor:
-    """`F.max_pool2d` without dilation; at most 127 taps."""
-    found: Tensor = _MaxPool.apply(x, kernel, stride, padding)
-    return found
+def power(number: int, least: int, most: int) -> int:
+    """The power of two that holds `number`, within bounds."""
+    return max(least, min(most, 1 << (number - 1).bit_length()))
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -517,25 +258,11 @@ class _BatchNorm(torch.autograd.Function):
         rows, channels = scale.shape
         kept = [torch.empty_like(scale, memory_format=torch.contiguous_format) for _ in range(3)]
         positions, each = flat.shape[0] // rows * flat.shape[1], flat.shape[1]
-        ctx.size = {"P": positions, "C": channels, "HW": each, "BP": 256, "BC": min(16, _flat(channels))}
+        ctx.size = {"P": positions, "C": channels, "HW": each, "BP": 256, "BC": power(channels, 1, 16)}
         grid = (rows, triton.cdiv(channels, ctx.size["BC"]))
         out, scale, valid = torch.empty_like(flat), scale.contiguous(), valid.contiguous()
-        _norm[grid](
-            flat,
-            out,
-            valid,
-            scale,
-            shift.contiguous(),
-            mean,
-            var,
-            *kept,
-            momentum,
-            eps,
-            mean.stride(0),
-            var.stride(0),
-            **ctx.size,
-            num_warps=8,
-        )
+        how = (momentum, eps, mean.stride(0), var.stride(0))
+        _norm[grid](flat, out, valid, scale, shift.contiguous(), mean, var, *kept, *how, **ctx.size, num_warps=8)
         ctx.save_for_backward(flat, valid, scale, *kept)
         ctx.mark_non_differentiable(valid)
         return _as_before(out, x.shape)
@@ -576,43 +303,23 @@ def step(
     on: Tensor | None = None,
 ) -> None:
     """`optim.update` for tensors of R rows, in place, one pass over each: `taken`, `mu` and `on` are [R]."""
-    if isinstance(opt, Adam):
-        adam, beta1, beta2, eps = True, float(opt.beta1), float(opt.beta2), float(opt.eps)
+    adam = isinstance(opt, Adam)
+    beta1, beta2, eps = (opt.beta1, opt.beta2, opt.eps) if isinstance(opt, Adam) else (opt.momentum, 0.0, 0.0)
+    bias1 = bias2 = taken
+    if adam:
         bias1, bias2 = ((1 - beta ** taken.double()).float() for beta in (beta1, beta2))
-    else:
-        adam, beta1, beta2, eps = False, float(opt.momentum), 0.0, 0.0
-        bias1 = bias2 = taken
+    numbers = [float(n) for n in (opt.lr, opt.weight_decay, beta1, beta2, eps)]
+    how = {"MOMENTUM": not adam and beta1 > 0, "ADAM": adam, "DECAY": opt.weight_decay > 0, "MASK": masks is not None}
+    how |= {"PULL": anchors is not None and mu is not None, "GATE": on is not None}
     for number, (param, grad) in enumerate(zip(params, grads, strict=True)):
-        p, g = in_memory_order(param), in_memory_order(grad)
+        p, g = in_memory_order(param), in_memory_order(grad).contiguous()
         assert p.data_ptr() == param.data_ptr()
 
         def of(tensors: Sequence[Tensor] | None, number: int = number, p: Tensor = p) -> Tensor:
             return p if tensors is None else in_memory_order(tensors[number])
 
         first, second = of(memory[0] if memory else None), of(memory[1] if len(memory) > 1 else None)
+        by_row = [p if t is None else t for t in (mu, bias1, bias2, on)]
         grid = (len(p), triton.cdiv(p.shape[1], 1024))
-        _step[grid](
-            p,
-            g.contiguous(),
-            first,
-            second,
-            of(masks),
-            of(anchors),
-            p if mu is None else mu,
-            bias1,
-            bias2,
-            p if on is None else on,
-            p.shape[1],
-            float(opt.lr),
-            float(opt.weight_decay),
-            beta1,
-            beta2,
-            eps,
-            MOMENTUM=not adam and beta1 > 0,
-            ADAM=adam,
-            DECAY=opt.weight_decay > 0,
-            MASK=masks is not None,
-            PULL=anchors is not None and mu is not None,
-            GATE=on is not None,
-            BLOCK=1024,
-        )
+        tensors = (p, g, first, second, of(masks), of(anchors), *by_row)
+        _step[grid](*tensors, p.shape[1], *numbers, **how, BLOCK=1024)

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.compute.backends import Work
 from fedkin.compute.batches import Indices, Plan
 from fedkin.compute.choice import Chooser
 from fedkin.compute.optim import Moments
 from fedkin.compute.program import Program
+from fedkin.compute.work import Work
 
 T = TypeVar("T")
 MOST_ROWS = 1024  # trained as one
 
 
 class Stopped(BaseException):
-    """The whole meeting was called off while this run was waiting."""
+    """All runs were called off while this one was waiting."""
 
 
 class _Member(Generic[T]):
@@ -40,26 +40,26 @@ class _Member(Generic[T]):
         self.losses: Tensor | None = None
         self.error: Exception | None = None  # of the training it asked for
         self.outcome: T | Exception | None = None
-        self.fatal: BaseException | None = None  # an interrupt: it ends the whole meeting
+        self.fatal: BaseException | None = None  # an interrupt: it ends them all
         self.done = False
 
 
-class _Seat(Chooser):
+class _SharedChooser(Chooser):
     """The chooser that a run is given: it waits for the others, and the real one trains for all."""
 
     shared = True
 
-    def __init__(self, meeting: Meeting, member: _Member[object]) -> None:
-        super().__init__(meeting.chooser.forced)
-        self._meeting, self._member = meeting, member
-        self.chosen = meeting.chooser.chosen
+    def __init__(self, lockstep: Lockstep, member: _Member[object]) -> None:
+        super().__init__(lockstep.chooser.forced)
+        self._lockstep, self._member = lockstep, member
+        self.chosen = lockstep.chooser.chosen
 
     def train(self, work: Work) -> Tensor:
         self.client_steps += int(work.steps.sum())
-        return self._meeting.wait(self._member, work)
+        return self._lockstep.wait(self._member, work)
 
 
-class Meeting:
+class Lockstep:
     """Runs that train together. `chooser` says how; `most_rows` bounds what is laid together."""
 
     def __init__(self, chooser: Chooser, most_rows: int = MOST_ROWS) -> None:
@@ -109,7 +109,7 @@ class Meeting:
         member.go.acquire()
         try:
             if not self._called_off:
-                member.outcome = task(_Seat(self, member))  # type: ignore[arg-type]
+                member.outcome = task(_SharedChooser(self, member))  # type: ignore[arg-type]
         except Stopped:
             pass
         except Exception as error:
@@ -130,7 +130,7 @@ class Meeting:
         groups: dict[Hashable, list[_Member[T]]] = {}
         for member in members:
             assert member.work is not None
-            groups.setdefault(_kind(member.work), []).append(member)
+            groups.setdefault(_signature(member.work), []).append(member)
         for group in groups.values():
             for some in _portions(group, self._most):
                 try:
@@ -155,7 +155,7 @@ def _portions(group: Sequence[_Member[T]], most: int) -> list[list[_Member[T]]]:
     return portions
 
 
-def _kind(work: Work) -> Hashable:
+def _signature(work: Work) -> Hashable:
     """Jobs of the same kind can be laid together: same network, data, optimiser, losses and parts."""
     network = work.forward.signature if isinstance(work.forward, Program) else id(work.forward)
     terms = tuple((t.name, t.value, tuple((k, v.shape[1:], v.dtype) for k, v in t.given.items())) for t in work.terms)

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedkin.compute.program import Out
+from fedkin.compute.forward import Out
 
 Value = Callable[[Out, Tensor, Mapping[str, Tensor]], Tensor]
-"""(output, labels [R, B], given) to [R, B]. Must depend on nothing else: it is compiled once and reused."""
+"""(output, labels [R, B], given) to [R, B]. Must depend on nothing else: graphs are captured once and reused."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fedkin.compute.program import Out, Program
+from fedkin.compute.forward import Out
+from fedkin.compute.program import Program
 
 LossGradient = Callable[[Out], tuple[Tensor, Tensor, Tensor | None]]
 """From the output to (loss value, gradient at the logits, gradient at the features or None)."""

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.compute import random as keys
-from fedkin.core import notes
+from fedkin.compute import keys
 from fedkin.errors import FedKinError
 
 MAX_REPLY_BYTES = 2 << 30
@@ -222,13 +221,13 @@ class Noted:
 
     average: Average
     clients: Clients
-    note: Callable[[str | notes.Kind, Any], None]
+    note: Callable[[str, Any], None]
 
     def __call__(self, rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
         row = self.average(rows, weights, start)
         used = getattr(getattr(self.average, "last", None), "used", None)
         if used is not None and len(used) == len(self.clients):
-            self.note(notes.USED, {"clients": self.clients.ids.tolist(), "used": used.cpu().tolist()})
+            self.note("used", {"clients": self.clients.ids.tolist(), "used": used.cpu().tolist()})
         return row
 
     def among(self, clients: Clients) -> Noted:
@@ -317,9 +316,8 @@ class Federation:
                 self.why_removed[int(client)] = why
             self.removed.setdefault(int(client), self.round)
 
-    def note(self, kind: str | notes.Kind, value: Any) -> None:
-        """Remember a number, a list or a small tensor under this round; `notes` has the kinds that have a meaning."""
-        name = kind if isinstance(kind, str) else kind.name
+    def note(self, name: str, value: Any) -> None:
+        """Remember a number, a list or a small tensor under this round."""
         self.notes.append(Note(self.round, name, value.detach().cpu() if isinstance(value, Tensor) else value))
 
     def state(self) -> dict[str, Any]:

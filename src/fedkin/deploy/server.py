@@ -17,9 +17,9 @@ from fedkin.compute.choice import Chooser
 from fedkin.compute.layout import Layout
 from fedkin.compute.program import frozen_digest, trace
 from fedkin.config import Config
-from fedkin.core import notes
-from fedkin.core.cohort import Site, Store
+from fedkin.core.cohort import Site
 from fedkin.core.federation import Answer, Each, Faults, Federation, Note, gate
+from fedkin.core.store import Store
 from fedkin.data.own import split_sizes
 from fedkin.deploy import certificates as key_files
 from fedkin.deploy.link import Link
@@ -84,7 +84,7 @@ class Deployed(Job):
         *found, why = believable(answer, [test for _, test in self.sizes])
         if why:
             missing = {"clients": list(why), "reasons": list(why.values()), "of": self.judgeable(0)}
-            self.fed.notes.append(Note(max(0, self.fed.round - 1), notes.UNJUDGED.name, missing))
+            self.fed.notes.append(Note(max(0, self.fed.round - 1), "unjudged", missing))
         self._found = now, (found[0], found[1], found[2])
         return self._found[1]
 

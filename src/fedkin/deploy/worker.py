@@ -25,14 +25,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkin.compute import random as keys
+from fedkin.compute import keys
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
 from fedkin.compute.layout import Layout
 from fedkin.compute.program import frozen_digest, trace
 from fedkin.config import Config, make_config
-from fedkin.core.cohort import Cohort, DataPart, Scores, Site, Store
+from fedkin.core.cohort import Cohort, DataPart, Scores, Site
 from fedkin.core.federation import Masked, wire_bytes
+from fedkin.core.store import Store
 from fedkin.data import Dataset
 from fedkin.data.own import read_site, split_client
 from fedkin.deploy.node import LIMIT

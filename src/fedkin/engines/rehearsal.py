@@ -20,8 +20,9 @@ from torch import Tensor
 
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
-from fedkin.core.cohort import Cohort, Site, Store
+from fedkin.core.cohort import Cohort, Site
 from fedkin.core.federation import Each, Masked, Spec, spec_of
+from fedkin.core.store import Store
 from fedkin.errors import FedKinError
 
 if TYPE_CHECKING:

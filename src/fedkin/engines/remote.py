@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.compute import random as keys
+from fedkin.compute import keys
 from fedkin.core.federation import Answer, Each, Masked, Spec, difference, spec_of
 from fedkin.engines.conduct import Register
 from fedkin.engines.rehearsal import most_bytes

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.compute import random as keys
+from fedkin.compute import keys
 from fedkin.compute.backends import cores
 from fedkin.core.cohort import Cohort, Site
 from fedkin.core.federation import Answer, Each, Masked, Reply

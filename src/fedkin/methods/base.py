@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor
 
 from fedkin.compute.layout import Layout
-from fedkin.core.cohort import Cohort, Keep
+from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Reply
+from fedkin.core.store import Keep
 from fedkin.errors import unknown
 from fedkin.options import option, validated
 from fedkin.registry import Registry

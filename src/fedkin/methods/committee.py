@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from fedkin.compute import random as keys
+from fedkin.compute import keys
 from fedkin.core.federation import Clients, Federation, Replies
 from fedkin.errors import UsageError
 

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedkin.core.cohort import Cohort, Keep, Model
+from fedkin.core.cohort import Cohort, Model
 from fedkin.core.federation import Clients, Federation, Reply
+from fedkin.core.store import Keep
 from fedkin.methods.base import METHODS, WHOLE, Method, Needs, option
 
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fedkin.compute.layout import Layout
-from fedkin.core import notes
-from fedkin.core.cohort import Cohort, Keep, Model
+from fedkin.core.cohort import Cohort, Model
 from fedkin.core.federation import Clients, Federation, Reply, each, weighted_mean
+from fedkin.core.store import Keep
 from fedkin.methods.base import METHODS, WHOLE, Method, Needs
 from fedkin.methods.similarity import FedCAPOptions, Phi, contributions, detect, rows_of, usual
 from fedkin.robust import Detector
@@ -83,7 +83,7 @@ class FedCAP(Method):
                 used, recovered, updates = replies.only(benign), recovered[benign], updates[benign]
                 clients = used.clients
         if not len(clients):
-            fed.note(notes.ALARM, "no update is left: all models stay as they were")
+            fed.note("alarm", "no update is left: all models stay as they were")
             left = [i for i, c in enumerate(self.members) if c not in self.flagged]
             self.members, self.pool, self.updates = [self.members[i] for i in left], self.pool[left], self.updates[left]
             return
@@ -94,7 +94,7 @@ class FedCAP(Method):
         else:
             self.model = used.combine(recovered, self.origin, weights)
         if self.customises:
-            fed.note(notes.MEMBERS, list(clients))
+            fed.note("members", list(clients))
             self._customise(fed, clients, updates, self.options.phi)
             self.fresh = list(clients)
             if self.options.collect == "last_known":
@@ -106,24 +106,24 @@ class FedCAP(Method):
         # whose update counts, [K]; one longer than T_norm removes its client
         longest = self.options.t_norm if self.detects else torch.inf
         benign, norms, limit = detect(updates, [c in self.flagged for c in clients], longest)
-        fed.note(notes.NORMS, norms)
+        fed.note("norms", norms)
         if self.detects:
-            fed.note(notes.T_NORM, limit)
+            fed.note("t_norm", limit)
             self._remove(fed, clients[~benign])
-            fed.note(notes.JUDGED, {"clients": clients.ids.tolist(), "used": benign.tolist()})
+            fed.note("judged", {"clients": clients.ids.tolist(), "used": benign.tolist()})
         return benign
 
     def _dismiss(self, fed: Federation, senders: Clients) -> None:
         # what is not finite has no length: the federation refuses it before `_detect` could see it
         if self.detects and len(senders):
             self._remove(fed, senders)
-            fed.note(notes.REJECTED, list(senders))
+            fed.note("rejected", list(senders))
 
     def _remove(self, fed: Federation, clients: Clients) -> None:
         removed = list(clients - self.flagged)
         self.flagged += removed
         fed.remove(removed if self.options.removal == "leave" else [])
-        fed.note(notes.REMOVED, removed)
+        fed.note("removed", removed)
 
     def detector(self) -> Detector | None:
         limit, common = self.options.t_norm, self.model if self.calibrates else None
@@ -145,7 +145,7 @@ class FedCAP(Method):
 
     def _customise(self, fed: Federation, clients: Clients, updates: Tensor, phi: Phi = None) -> None:
         weights = contributions(updates, self.updates, self.options.alpha, phi)
-        fed.note(notes.WEIGHTS_ABSENT if phi is None else notes.WEIGHTS, weights)
+        fed.note("weights_absent" if phi is None else "weights", weights)
         self.customised |= {c: row.clone() for c, row in zip(clients, weights @ self.pool, strict=True)}  # eq. 3
 
     def welcome(self, fed: Federation, newcomers: Clients) -> Clients:

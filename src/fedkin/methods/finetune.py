@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from fedkin.compute.layout import Layout
-from fedkin.core.cohort import Cohort, Keep, Learn
+from fedkin.core.cohort import Cohort, Learn
 from fedkin.core.federation import Federation
+from fedkin.core.store import Keep
 from fedkin.methods.base import Method, Needs
 
 

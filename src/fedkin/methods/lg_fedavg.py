@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from fedkin.compute.layout import Layout
-from fedkin.core.cohort import Cohort, Keep
+from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Reply
+from fedkin.core.store import Keep
 from fedkin.methods.base import METHODS, Method, option
 
 

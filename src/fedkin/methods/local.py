@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedkin.core.cohort import Cohort, Keep
+from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation
+from fedkin.core.store import Keep
 from fedkin.methods.base import METHODS, WHOLE, Method, Needs, option
 
 

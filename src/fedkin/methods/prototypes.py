@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.compute import random as keys
+from fedkin.compute import keys
 from fedkin.core.cohort import Cohort
 from fedkin.errors import UsageError
 from fedkin.options import option

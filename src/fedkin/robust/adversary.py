@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.compute import random as keys
+from fedkin.compute import keys
 from fedkin.core.cohort import Cohort, Site
 from fedkin.core.federation import Answer, Each, Masked, Reply
 from fedkin.errors import UsageError

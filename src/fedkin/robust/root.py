@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
-from fedkin.compute import random as keys
+from fedkin.compute import keys
 from fedkin.compute.choice import Chooser
 from fedkin.compute.layout import Part
-from fedkin.core.cohort import Cohort, Site, Store
+from fedkin.core.cohort import Cohort, Site
+from fedkin.core.store import Store
 from fedkin.errors import UsageError
 
 SENT: tuple[Part, ...] = ("model", "body", "head")

@@ -26,7 +26,7 @@ from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from fedkin.compute import random as keys
+from fedkin.compute import keys
 from fedkin.errors import UsageError
 from fedkin.options import option, validated
 from fedkin.registry import Registry

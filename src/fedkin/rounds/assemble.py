@@ -10,11 +10,13 @@ import torch
 
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
+from fedkin.compute.forward import Context
 from fedkin.compute.layout import Layout
-from fedkin.compute.program import Context, trace
+from fedkin.compute.program import trace
 from fedkin.config import Config
-from fedkin.core.cohort import Site, Store
+from fedkin.core.cohort import Site
 from fedkin.core.federation import Average, Clients, Faults, Federation, Tamper
+from fedkin.core.store import Store
 from fedkin.data import Brought, Dataset, Split, remarks_on
 from fedkin.engines.simulator import Simulator
 from fedkin.errors import UsageError

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fedkin.compute.backends import Precision
 from fedkin.compute.optim import SGD, Adam, Optimiser
 from fedkin.compute.probe import require_bf16
+from fedkin.compute.work import Precision
 from fedkin.config import Config, is_folder
 from fedkin.core.cohort import Training
 from fedkin.core.federation import Average, weighted_mean

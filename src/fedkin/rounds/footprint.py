@@ -54,7 +54,7 @@ def expected(config: Config, site: Site, method: Method, looks_at: int, activati
     kept = kept_bytes(site)
     store = needs.writers * kept
     at_work = min(config.chunk or needs.asked, needs.asked)
-    on_gpu, together = site.source.device.type == "cuda", config.way in ("batched", "graph", "compiled")
+    on_gpu, together = site.source.device.type == "cuda", config.way in ("batched", "graph")
     each = needs.trained * (2 + GRAPH * (on_gpu or together)) + 2 * (needs.trained - 1)
     training = at_work * (each * row + kept) + (cohort * row if at_work < cohort else 0)  # replies that are gathered
     threads = 1 if on_gpu else cores()

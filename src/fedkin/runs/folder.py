@@ -141,6 +141,8 @@ class RunInfo:
         then = dict(self.given or self.config)
         if "model" in self.objects:
             then.setdefault("init", "given")  # before there was a choice, a network began with the weights it came with
+        if then.get("way") == "compiled":  # removed since; a way is no part of what a run is
+            then["way"] = "auto"
         return make_config({**then, **changed}, [n for n in self.asked if isinstance(n, str)])
 
     @property
@@ -289,10 +291,9 @@ class RunFolder:
         """Columns of one of the tables; `where` keeps the rows with these values."""
         return read_table(self.path / METRICS, name, where, columns)
 
-    def notes(self, name: str | None = None, round: int | None = None) -> list[tuple[int, str, Any]]:
+    def notes(self, name: str | None = None) -> list[tuple[int, str, Any]]:
         """What the method noted: (round, name, value), in order."""
-        asked = {"name": name, "round": round}
-        found = self.table("notes", {k: v for k, v in asked.items() if v is not None})
+        found = self.table("notes", None if name is None else {"name": name})
         rows = zip(found["round"], found["name"], found["value"], strict=True)
         return [(r, n, _parsed(v)) for r, n, v in rows]
 

@@ -243,6 +243,8 @@ def _check_versions(run: RunFolder, say: Say) -> None:
     other = [f"{k} {then.get(k)} then, {v} now" for k, v in now.items() if then.get(k) not in (None, v)]
     if other:
         say(f"other versions ({'; '.join(other)}): the result may differ in the last digits")
+    if run.info.config.get("way") == "compiled":
+        say("the run was begun with way=compiled, which was removed: it goes on with way=auto")
 
 
 def restore(job: Job, run: RunFolder, say: Say, samples: np.ndarray[Any, Any]) -> dict[str, int]:

@@ -11,7 +11,7 @@ import torch
 from fedkin.compute import graphs
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
-from fedkin.compute.lockstep import MOST_ROWS, Meeting
+from fedkin.compute.lockstep import MOST_ROWS, Lockstep
 from fedkin.config import Config
 from fedkin.data import Dataset
 from fedkin.errors import UsageError
@@ -52,7 +52,7 @@ def run_together(
         return run
 
     try:
-        return Meeting(Chooser(configs[0].way), most_rows).run([task(i, c) for i, c in enumerate(configs)])
+        return Lockstep(Chooser(configs[0].way), most_rows).run([task(i, c) for i, c in enumerate(configs)])
     finally:
         if device.type == "cuda":
             graphs.forget()
