@@ -43,12 +43,18 @@ def test_all_blocks_are_of_a_kind_that_is_run() -> None:
 def test_python(body: str, tmp_path: Path) -> None:
     path = tmp_path / "example.py"
     path.write_text(body, encoding="utf-8")
-    runpy.run_path(str(path), run_name="example")
+    runpy.run_path(str(path), run_name="__main__")
 
 
 @pytest.mark.parametrize("line", SHELL)
-def test_shell(line: str, tmp_path: Path) -> None:
+def test_shell(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mix.py").write_text(PYTHON[-1], encoding="utf-8")
     words = [SMALL.get(word, word) for word in shlex.split(line, comments=True)[1:]]
+    if words[0] == "web":  # runs until it is stopped
+        pytest.importorskip("fastapi")
+        monkeypatch.setattr("fedkin.web.serve.serve", lambda *given: None)
+        words += ["--port", "0"]
     if words[0] == "local-cluster":  # starts programs of its own, which need a real terminal's files
         pytest.importorskip("cryptography")
         done = subprocess.run(

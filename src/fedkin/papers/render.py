@@ -644,14 +644,15 @@ def _share(part: int, whole: int) -> str:
 
 
 def in_short(records: Sequence[Record]) -> str:
-    """The same in half a sentence, as the README says it."""
+    """The same in a few sentences, as the README has it."""
     found = count(distinct([r for r in records if r["kind"] == "table"]))
     return (
-        f"{found.close} of {found.compared} numbers close to the papers' (two points, or a fifth of what is no "
-        f"percentage); {found.strict} of these count strictly (reading fixed beforehand, three seeds, small "
-        f"spread), {found.chosen} are under a reading chosen because it fits, {found.nothing + found.chance} "
-        f"reproduce nothing, {found.few} have fewer than three seeds, {found.older} were made before a change that "
-        "can move them"
+        f"{found.close} of the {found.compared} numbers that can be compared are close to the paper's (within two "
+        f"points, or within a fifth where the number is not a percentage). {found.strict} of these meet strict "
+        "conditions: the paper was read in one way before measuring, and there are three seeds or more with a small "
+        f"spread. Of the others, {found.chosen} depend on a reading that was chosen because it fits, "
+        f"{found.nothing + found.chance} do not show anything, {found.few} have fewer than three seeds, and "
+        f"{found.older} were measured before a later change in FedKin that can move them"
     )
 
 
