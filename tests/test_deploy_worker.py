@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from fedkin.cli.application import app
 from fedkin.config import make_config
+from fedkin.core import notes
 from fedkin.core.federation import Answer, Each, Federation, Masked, Spec
 from fedkin.data import load
 from fedkin.data.own import split_client, split_sizes
@@ -36,7 +37,6 @@ from fedkin.engines.remote import Bounds, Came, Delivery, Invalid, Remote, Terms
 from fedkin.errors import DataError, FedKinError
 from fedkin.methods.ditto import Ditto
 from fedkin.rounds import comparable
-from fedkin.runs.recorder import verdicts
 
 # ---------------------------------------------------------------- the state on disk
 
@@ -500,7 +500,7 @@ def test_a_round_that_leaves_somebody_out_is_not_the_best(tmp_path: Path) -> Non
     assert [(r.judged, r.judgeable) for r in job.history] == [(1, 1), (1, 1), (0, 1)]
     assert [r.round for r in comparable(job.history)] == [1, 2]
     assert (job.fed.notes[-1].round, job.fed.notes[-1].name) == (2, "unjudged")
-    assert verdicts("unjudged", job.fed.notes[-1].value) == [(0, "unjudged", "site 'oslo': it is not connected")]
+    assert notes.UNJUDGED.events(job.fed.notes[-1].value) == [(0, "unjudged", "site 'oslo': it is not connected")]
     half = [dataclasses.replace(r, judged=r.round, judgeable=4) for r in job.history]
     assert [r.round for r in comparable(half)] == [3]  # where no round covers all, those that come closest
 

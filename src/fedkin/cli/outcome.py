@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from fedkin.cli.console import percent, print_json, screen, size, spent, table
 from fedkin.config import POINTS, Config
+from fedkin.core import notes
 from fedkin.robust import Adversary, Attack, make_attack
 from fedkin.rounds import Result, named_spec
 
@@ -43,31 +44,29 @@ def threat(config: Config, clients: int) -> str:
     return f"{said}{', others every round' if config.attackers == 'redrawn' else ''}, accuracy of all clients"
 
 
-def left_out(result: Result) -> dict[int, tuple[int, int]]:
-    """For each client that the rule left out: in how many rounds, and of how many it took part in."""
-    verdicts = {
-        (client, note.round): used
-        for note in result.notes
-        if note.name == "used"
-        for client, used in zip(note.value["clients"], note.value["used"], strict=True)
-    }
-    return _counted((c for (c, _), used in verdicts.items() if not used), (c for c, _ in verdicts))
-
-
-def rejected(result: Result) -> dict[int, tuple[int, int]]:
-    """The same for a method that notes whom it accepted and rejected."""
-    no, yes = ([c for n in result.notes if n.name == name for c in n.value] for name in ("rejected", "accepted"))
-    return _counted(no, [*no, *yes])
-
-
-def _counted(out: Iterable[int], all_: Iterable[int]) -> dict[int, tuple[int, int]]:
-    times, of = Counter(out), Counter(all_)
-    return {client: (count, of[client]) for client, count in sorted(times.items(), key=lambda t: (-t[1], t[0]))}
+def not_used(result: Result) -> dict[str, dict[int, tuple[int, int]]]:
+    """For each kind of event that notes tell of, and each client that it happened to: in how many rounds, and of how
+    many in which it could have."""
+    happened: dict[str, set[tuple[int, int]]] = {}
+    known: dict[str, set[tuple[int, int]]] = {}
+    for note in result.notes:
+        kind = notes.kind_of(note.name)
+        if kind.event is not None:
+            out = {(client, note.round) for client, _, _ in kind.events(note.value)}
+            happened.setdefault(kind.event.kind, set()).update(out)
+            seen = {(client, note.round) for client, _ in kind.verdicts(note.value)}
+            known.setdefault(kind.event.kind, set()).update(out | seen)
+    found = {}
+    for name in sorted(happened, key=lambda name: [*notes.EVENTS].index(name) if name in notes.EVENTS else -1):
+        times, of = (Counter(client for client, _ in by[name]) for by in (happened, known))
+        worst = sorted(times.items(), key=lambda t: (-t[1], t[0]))
+        found[name] = {client: (count, of[client]) for client, count in worst}
+    return found
 
 
 def run_facts(result: Result) -> dict[str, Any]:
     """A run as `--json` prints it."""
-    out = {str(c): {"rounds": n, "of": of} for c, (n, of) in left_out(result).items()}
+    out = {str(c): {"rounds": n, "of": of} for c, (n, of) in not_used(result).get("left_out", {}).items()}
     return {**result.to_dict(), "attack": result.config.attack, "rule": result.config.rule, "left_out": out}
 
 
@@ -142,10 +141,10 @@ def _hostility(result: Result) -> dict[str, str]:
         for client, round in sorted(result.removed.items(), key=lambda item: (item[1], item[0])):
             by_round.setdefault(round + 1, []).append(client)
         facts["removed"] = "; ".join(f"round {r}: {_names(result, clients)}" for r, clients in by_round.items())
-    if out := left_out(result):
-        facts["left out"] = _names(result, out, out) + " rounds"
-    if out := rejected(result):
-        facts["rejected"] = _names(result, out, out) + " rounds [dim](by the method)[/]"
+    for name, out in not_used(result).items():
+        if out and name != notes.NOT_EVALUATED.kind:
+            by = " [dim](by the method)[/]" if name == notes.WAS_REJECTED.kind else ""
+            facts[escape(name.replace("_", " "))] = f"{_names(result, out, out)} rounds{by}"
     if found := result.detection:
         rates, how = found.overall, "found: removed, or left out the last time it took part"
         if config.attackers == "redrawn":

@@ -13,6 +13,7 @@ from fedkin.cli.application import RUNS, TRAIN, Json, RunsDir, command
 from fedkin.cli.console import messages, percent, print_json, safe, screen, seconds, size, spent, table
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.config import POINTS
+from fedkin.core import notes
 from fedkin.errors import DataError, unknown
 from fedkin.runs.catalogue import Broken, Catalogue, diff
 from fedkin.runs.folder import MAX_JSON, SITES, STATUSES, RunFolder, RunInfo, number
@@ -32,6 +33,7 @@ SORTS: dict[str, Callable[[RunInfo], Any]] = {
     "status": lambda r: (r.status, r.created),
 }
 MOST_CLIENTS = 60
+MOST_KINDS = 40  # of events and of notes
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or the beginning of it, its folder, or last.")]
 
 
@@ -206,6 +208,8 @@ def _facts(folder: RunFolder) -> dict[str, str]:
         "judged": _judged(info),
         "removed": _by_round(info, folder.events("removed")),
         "failures": _failures(info, folder.events("failed")),
+        **_other_events(folder),
+        "noted": "; ".join(f"{n['name']}: {n['about']}, {n['said']}" for n in _noted(folder)),
         "notes": "; ".join(map(str, (info.result or {}).get("remarks") or [])),
         "error": info.error or "",
         "folder": str(info.path),
@@ -244,8 +248,40 @@ def _failures(info: RunInfo, events: list[dict[str, Any]]) -> str:
     )
 
 
+def _other_events(folder: RunFolder) -> dict[str, str]:
+    """Whatever else happened to clients, and in how many rounds."""
+    found = folder.table("events", columns=["client", "kind", "round"])
+    counts: dict[str, dict[int, set[Any]]] = {}
+    for client, kind, round in zip(found["client"], found["kind"], found["round"], strict=True):
+        if kind not in ("removed", "failed") and isinstance(kind, str) and isinstance(client, int):
+            counts.setdefault(kind, {}).setdefault(client, set()).add(round)
+    out = {}
+    for kind, by in list(counts.items())[:MOST_KINDS]:
+        worst = sorted(by, key=lambda c: (-len(by[c]), c))
+        each = [f"{name} {len(by[c])}" for c in worst[:MOST_CLIENTS] if (name := _names(folder.info, [c]))]
+        out[kind.replace("_", " ")[:40]] = f"{', '.join(each)} rounds ({notes.event_of(kind).words})"
+    return out
+
+
+def _noted(folder: RunFolder) -> list[dict[str, Any]]:
+    """What the method noted: under which names, in how many rounds, what it means, and a short one's last value."""
+    found = folder.table("notes", columns=["round", "name"])
+    rounds: dict[str, list[Any]] = {}
+    for round, name in zip(found["round"], found["name"], strict=True):
+        if isinstance(name, str):
+            rounds.setdefault(name, []).append(round)
+    out = []
+    for name, when in list(rounds.items())[:MOST_KINDS]:
+        value = folder.notes(name, when[-1])[-1][2]
+        kind, said = notes.kind_of(name, value), f"in {len(set(when))} rounds"
+        if kind.shape in ("number", "text") and (last := kind.read(value, len(folder.info.names))) is not None:
+            said += f", the last {last:.4g}" if kind.shape == "number" else f", the last {last[:200]}"
+        out.append({"name": name[:60], "about": kind.about, "rounds": len(set(when)), "said": said})
+    return out
+
+
 def _whole(folder: RunFolder) -> dict[str, Any]:
-    return {**folder.to_dict(), "per_client": _each(folder)}
+    return {**folder.to_dict(), "per_client": _each(folder), "noted": _noted(folder)}
 
 
 def _each(folder: RunFolder) -> list[dict[str, Any]]:
@@ -283,8 +319,8 @@ def _clients(folder: RunFolder) -> Any:
             str(c["test_samples"]),
             "?" if c["train_samples"] is None else str(c["train_samples"]),
         )
-    notes = [f"{len(each) - MOST_CLIENTS} more: --json"] if len(each) > MOST_CLIENTS else []
-    made.caption = "; ".join([*(["* malicious"] if bad else []), *notes]) or None
+    more = [f"{len(each) - MOST_CLIENTS} more: --json"] if len(each) > MOST_CLIENTS else []
+    made.caption = "; ".join([*(["* malicious"] if bad else []), *more]) or None
     return made
 
 

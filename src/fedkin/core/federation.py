@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedkin.compute import keys
+from fedkin.core import notes
 from fedkin.errors import FedKinError
 
 MAX_REPLY_BYTES = 2 << 30
@@ -221,13 +222,13 @@ class Noted:
 
     average: Average
     clients: Clients
-    note: Callable[[str, Any], None]
+    note: Callable[[str | notes.Kind, Any], None]
 
     def __call__(self, rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
         row = self.average(rows, weights, start)
         used = getattr(getattr(self.average, "last", None), "used", None)
         if used is not None and len(used) == len(self.clients):
-            self.note("used", {"clients": self.clients.ids.tolist(), "used": used.cpu().tolist()})
+            self.note(notes.USED, {"clients": self.clients.ids.tolist(), "used": used.cpu().tolist()})
         return row
 
     def among(self, clients: Clients) -> Noted:
@@ -316,8 +317,9 @@ class Federation:
                 self.why_removed[int(client)] = why
             self.removed.setdefault(int(client), self.round)
 
-    def note(self, name: str, value: Any) -> None:
-        """Remember a number, a list or a small tensor under this round."""
+    def note(self, kind: str | notes.Kind, value: Any) -> None:
+        """Remember a number, a list or a small tensor under this round; `notes` has the kinds that have a meaning."""
+        name = kind if isinstance(kind, str) else kind.name
         self.notes.append(Note(self.round, name, value.detach().cpu() if isinstance(value, Tensor) else value))
 
     def state(self) -> dict[str, Any]:

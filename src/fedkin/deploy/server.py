@@ -17,6 +17,7 @@ from fedkin.compute.choice import Chooser
 from fedkin.compute.layout import Layout
 from fedkin.compute.program import frozen_digest, trace
 from fedkin.config import Config
+from fedkin.core import notes
 from fedkin.core.cohort import Site
 from fedkin.core.federation import Answer, Each, Faults, Federation, Note, gate
 from fedkin.core.store import Store
@@ -84,7 +85,7 @@ class Deployed(Job):
         *found, why = believable(answer, [test for _, test in self.sizes])
         if why:
             missing = {"clients": list(why), "reasons": list(why.values()), "of": self.judgeable(0)}
-            self.fed.notes.append(Note(max(0, self.fed.round - 1), "unjudged", missing))
+            self.fed.notes.append(Note(max(0, self.fed.round - 1), notes.UNJUDGED.name, missing))
         self._found = now, (found[0], found[1], found[2])
         return self._found[1]
 

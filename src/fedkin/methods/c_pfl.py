@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedkin.compute.layout import Layout
+from fedkin.core import notes
 from fedkin.core.cohort import Cohort, DataPart, Learn
 from fedkin.core.federation import Clients, Federation, Replies, Reply
 from fedkin.errors import UsageError
@@ -80,7 +81,7 @@ class CPFL(TunedAtTheEnd):
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         committee = fed.alive & self.committee
-        fed.note("committee", committee.ids.tolist())
+        fed.note(notes.COMMITTEE, committee.ids.tolist())
         trainers = cohort if self.options.committee_trains else cohort - committee
         replies = fed.ask(trainers, self.train, body=self.body)
         if not len(replies):  # no trainer is there: let others train
@@ -90,9 +91,9 @@ class CPFL(TunedAtTheEnd):
         accepted = self.qualified(fed, scores)
         self.body = replies.only(accepted).mean("body", otherwise=self.body)  # eq. 5, by samples of the accepted
         ids = torch.from_numpy(replies.clients.ids)
-        fed.note("scores", torch.full((len(fed.all),), torch.nan).index_copy(0, ids, scores.float()))
-        fed.note("accepted", ids[accepted].tolist())
-        fed.note("rejected", ids[~accepted].tolist())
+        fed.note(notes.SCORES, torch.full((len(fed.all),), torch.nan).index_copy(0, ids, scores.float()))
+        fed.note(notes.ACCEPTED, ids[accepted].tolist())
+        fed.note(notes.REJECTED, ids[~accepted].tolist())
         self.renew(fed, ids, replies.samples.double(), scores, accepted)
 
     def train(self, client: Cohort, body: Tensor) -> Reply:
@@ -122,11 +123,11 @@ class CPFL(TunedAtTheEnd):
         """Which bodies pass (eq. 4), what to do if none does, and the next tau (Algorithm 3)."""
         o, accepted = self.options, scores >= self.tau
         bound = lower_bound(scores, o.ci_alpha)
-        fed.note("threshold", self.tau)
+        fed.note(notes.THRESHOLD, self.tau)
         none = not accepted.any() and not scores.isnan().all()
         relaxed = none and o.on_empty == "relax"
         if relaxed:
-            fed.note("relaxed", bound)
+            fed.note(notes.RELAXED, bound)
             accepted = scores >= bound
         elif none and o.on_empty == "top_half":
             accepted = better_half(scores)

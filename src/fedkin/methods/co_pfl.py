@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedkin.compute.layout import Layout
 from fedkin.compute.optim import SGD, Adam, Moments, Optimiser
+from fedkin.core import notes
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Masked, Reply, each
 from fedkin.core.store import Keep
@@ -113,8 +114,10 @@ class COPFL(Method):
         self.model = replies.combine(filled, self.model, alpha).where(self.z > 0, self.model)
         self.alpha = torch.zeros_like(self.alpha)  # who is not in this average cannot be taken out of it
         self.alpha[torch.from_numpy(replies.clients.ids)] = alpha
-        fed.note("alpha", self.alpha.clone())
-        fed.note("mask", {"clients": list(replies.clients), "share": (1 - shared.sum(1) / shared.shape[1]).tolist()})
+        fed.note(notes.ALPHA, self.alpha.clone())
+        fed.note(
+            notes.MASK, {"clients": list(replies.clients), "share": (1 - shared.sum(1) / shared.shape[1]).tolist()}
+        )
 
     def train(self, client: Cohort, model: Tensor, z: Tensor, alpha: Tensor) -> Reply:
         o, mask, start = self.options, client["mask"], self.personal(client, model)

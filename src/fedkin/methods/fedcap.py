@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedkin.compute.layout import Layout
+from fedkin.core import notes
 from fedkin.core.cohort import Cohort, Model
 from fedkin.core.federation import Clients, Federation, Reply, each, weighted_mean
 from fedkin.core.store import Keep
@@ -83,7 +84,7 @@ class FedCAP(Method):
                 used, recovered, updates = replies.only(benign), recovered[benign], updates[benign]
                 clients = used.clients
         if not len(clients):
-            fed.note("alarm", "no update is left: all models stay as they were")
+            fed.note(notes.ALARM, "no update is left: all models stay as they were")
             left = [i for i, c in enumerate(self.members) if c not in self.flagged]
             self.members, self.pool, self.updates = [self.members[i] for i in left], self.pool[left], self.updates[left]
             return
@@ -94,7 +95,7 @@ class FedCAP(Method):
         else:
             self.model = used.combine(recovered, self.origin, weights)
         if self.customises:
-            fed.note("members", list(clients))
+            fed.note(notes.MEMBERS, list(clients))
             self._customise(fed, clients, updates, self.options.phi)
             self.fresh = list(clients)
             if self.options.collect == "last_known":
@@ -106,24 +107,24 @@ class FedCAP(Method):
         # whose update counts, [K]; one longer than T_norm removes its client
         longest = self.options.t_norm if self.detects else torch.inf
         benign, norms, limit = detect(updates, [c in self.flagged for c in clients], longest)
-        fed.note("norms", norms)
+        fed.note(notes.NORMS, norms)
         if self.detects:
-            fed.note("t_norm", limit)
+            fed.note(notes.T_NORM, limit)
             self._remove(fed, clients[~benign])
-            fed.note("judged", {"clients": clients.ids.tolist(), "used": benign.tolist()})
+            fed.note(notes.JUDGED, {"clients": clients.ids.tolist(), "used": benign.tolist()})
         return benign
 
     def _dismiss(self, fed: Federation, senders: Clients) -> None:
         # what is not finite has no length: the federation refuses it before `_detect` could see it
         if self.detects and len(senders):
             self._remove(fed, senders)
-            fed.note("rejected", list(senders))
+            fed.note(notes.REJECTED, list(senders))
 
     def _remove(self, fed: Federation, clients: Clients) -> None:
         removed = list(clients - self.flagged)
         self.flagged += removed
         fed.remove(removed if self.options.removal == "leave" else [])
-        fed.note("removed", removed)
+        fed.note(notes.REMOVED, removed)
 
     def detector(self) -> Detector | None:
         limit, common = self.options.t_norm, self.model if self.calibrates else None
@@ -145,7 +146,7 @@ class FedCAP(Method):
 
     def _customise(self, fed: Federation, clients: Clients, updates: Tensor, phi: Phi = None) -> None:
         weights = contributions(updates, self.updates, self.options.alpha, phi)
-        fed.note("weights_absent" if phi is None else "weights", weights)
+        fed.note(notes.WEIGHTS_ABSENT if phi is None else notes.WEIGHTS, weights)
         self.customised |= {c: row.clone() for c, row in zip(clients, weights @ self.pool, strict=True)}  # eq. 3
 
     def welcome(self, fed: Federation, newcomers: Clients) -> Clients:

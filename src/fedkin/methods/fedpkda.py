@@ -21,6 +21,7 @@ from torch import Tensor
 from fedkin.compute.layout import Layout
 from fedkin.compute.losses import Term, align, cross_entropy
 from fedkin.compute.optim import SGD
+from fedkin.core import notes
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Masked, Replies, Reply
 from fedkin.core.store import Keep
@@ -104,7 +105,7 @@ class FedPKDA(Method):
         goals, known = self.theta.new_zeros(0, 0), self.present.flatten()[:0]
         if self.pulls(progress)[1] > 0:
             goals, known = self.collect(fed, fed.alive if self.options.senders == "all" else cohort)
-        fed.note("pulls", list(self.pulls(progress)))
+        fed.note(notes.PULLS, list(self.pulls(progress)))
         replies = fed.ask(cohort, self.train, theta=self.theta, goals=goals, known=known, progress=progress)
         self.theta = replies.mean("theta", otherwise=self.theta, weights=self.weights(fed, replies))
 
@@ -119,12 +120,12 @@ class FedPKDA(Method):
             self.present = remember(self.present, self.senders, came, replies["present"])
             self.senders += sorted({*came} - {*self.senders})
             ids = torch.from_numpy(replies.clients.ids)
-            fed.note("epsilon", self.options.spend(self.spent, ids, replies["fewest"], self.prototypes.shape[2]))
+            fed.note(notes.EPSILON, self.options.spend(self.spent, ids, replies["fewest"], self.prototypes.shape[2]))
         alive = sorted((c, k) for k, c in enumerate(self.senders) if c not in fed.removed)
         whose, at = [c for c, _ in alive], [k for _, k in alive]
         goals, known, weights = global_prototypes(self.prototypes[at], self.present[at], self.options.cov)
         classes = torch.nonzero(known).flatten().tolist()
-        fed.note("prototype_weights", {"clients": whose, "classes": classes, "weights": weights.tolist()})
+        fed.note(notes.PROTOTYPE_WEIGHTS, {"clients": whose, "classes": classes, "weights": weights.tolist()})
         return goals, known
 
     def weights(self, fed: Federation, replies: Replies) -> Tensor | None:
@@ -135,8 +136,8 @@ class FedPKDA(Method):
         if self.options.gamma_clip is not None:
             gamma = gamma.clamp(max=self.options.gamma_clip * float(gamma.median()))
         gamma = gamma if gamma.sum() > 0 else replies.samples.to(gamma)
-        fed.note("members", list(replies.clients))
-        fed.note("weights", gamma / gamma.sum())
+        fed.note(notes.MEMBERS, list(replies.clients))
+        fed.note(notes.SHARES, gamma / gamma.sum())
         return gamma / gamma.sum()
 
     def pulls(self, progress: float) -> tuple[float, float]:

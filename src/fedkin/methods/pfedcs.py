@@ -21,6 +21,7 @@ from torch import Tensor
 from fedkin.compute import keys
 from fedkin.compute.layout import Layout, inside
 from fedkin.compute.losses import Term, cross_entropy, guide
+from fedkin.core import notes
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Replies, Reply, each
 from fedkin.errors import UsageError
@@ -77,8 +78,8 @@ class PFedCS(FedPer):
         pool = cohort | (fed.alive & self.known) if self.options.use_stale else cohort
         heads = self.heads[torch.from_numpy(pool.ids).to(self.heads.device)]
         weights = self.weights(fed, pool, heads)
-        fed.note("participants", pool.ids.tolist())
-        fed.note("collaborators", weights)
+        fed.note(notes.PARTICIPANTS, pool.ids.tolist())
+        fed.note(notes.COLLABORATORS, weights)
         teachers = weights[torch.from_numpy(np.isin(pool.ids, cohort.ids))].to(heads) @ heads  # v_g, eq. 6
         replies = fed.ask(cohort, self.learn, body=self.body, teacher=each(teachers))
         self.body = replies.mean("body", otherwise=self.body)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkin.core import notes as kinds
 from fedkin.errors import DataError, unknown
 
 LATE = 21  # collaborator sets count from this round on: before, all heads are still much alike
@@ -234,12 +235,12 @@ def _acceptance(notes: Iterable[tuple[int, str, Any]], hostile: Callable[[int], 
     """The shares of honest and of hostile submissions that were accepted, over all rounds."""
     yes, asked = [0, 0], [0, 0]
     for round, name, clients in notes:
-        if name in ("accepted", "rejected"):
+        if name in (kinds.ACCEPTED.name, kinds.REJECTED.name):
             bad = hostile(round)
-            for client in clients:
-                side = int(bool(bad[int(client)]))
+            for client, used in kinds.kind_of(name).verdicts(clients):
+                side = int(bool(bad[client]))
                 asked[side] += 1
-                yes[side] += name == "accepted"
+                yes[side] += used
     if not asked[0] or not asked[1]:
         return {}
     honest, other = (100.0 * y / n for y, n in zip(yes, asked, strict=True))
@@ -252,9 +253,9 @@ def _blocks(notes: Iterable[tuple[int, str, Any]], classes: Sequence[frozenset[i
     members: list[int] = []
     inside, whole, count = 0, 0, 0
     for round, name, value in notes:
-        if name == "participants":
+        if name == kinds.PARTICIPANTS.name:
             members = [int(c) for c in value]
-        elif name == "collaborators" and round + 1 >= LATE:
+        elif name == kinds.COLLABORATORS.name and round + 1 >= LATE:
             weights = np.asarray(value, float)
             for k, own in enumerate(members):
                 team = {members[j] for j in np.flatnonzero(weights[k] > 0)} - {own}

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkin.core import notes as kinds
 from fedkin.core.federation import Note
 from fedkin.robust.rules import Outcome, Rule, Server, apply
 
@@ -69,14 +70,9 @@ def verdicts_of(notes: Iterable[Note]) -> list[Verdict]:
     """What rules and methods have noted about whose reply they used; who is left out once in a round is out."""
     rounds: dict[int, dict[int, bool]] = {}
     for note in notes:
-        said: Iterable[tuple[int, bool]] = ()
-        if note.name in ("used", "judged"):
-            said = zip(note.value["clients"], note.value["used"], strict=True)
-        elif note.name in ("accepted", "rejected"):
-            said = ((client, note.name == "accepted") for client in note.value)
-        for client, used in said:
+        for client, used in kinds.kind_of(note.name).verdicts(note.value):
             mine = rounds.setdefault(note.round, {})
-            mine[client] = mine.get(client, True) and bool(used)
+            mine[client] = mine.get(client, True) and used
     return [Verdict(r, np.array(sorted(by)), np.array([by[c] for c in sorted(by)])) for r, by in sorted(rounds.items())]
 
 

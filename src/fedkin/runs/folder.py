@@ -291,9 +291,10 @@ class RunFolder:
         """Columns of one of the tables; `where` keeps the rows with these values."""
         return read_table(self.path / METRICS, name, where, columns)
 
-    def notes(self, name: str | None = None) -> list[tuple[int, str, Any]]:
+    def notes(self, name: str | None = None, round: int | None = None) -> list[tuple[int, str, Any]]:
         """What the method noted: (round, name, value), in order."""
-        found = self.table("notes", None if name is None else {"name": name})
+        asked = {"name": name, "round": round}
+        found = self.table("notes", {k: v for k, v in asked.items() if v is not None})
         rows = zip(found["round"], found["name"], found["value"], strict=True)
         return [(r, n, _parsed(v)) for r, n, v in rows]
 

@@ -27,6 +27,7 @@ import torch
 from fedkin import plugins
 from fedkin.config import Config
 from fedkin.core.federation import Exchange, Failure, Note, Traffic
+from fedkin.core.notes import kind_of
 from fedkin.errors import FedKinError, UsageError
 from fedkin.models import MODELS
 from fedkin.rounds import Job, Result, RoundRecord
@@ -434,7 +435,7 @@ def note_row(note: Note, last: int) -> tuple[Any, ...]:
 
 
 def verdict_rows(note: Note, last: int) -> list[tuple[Any, ...]]:
-    return [(min(note.round + 1, last), "", *found) for found in verdicts(note.name, note.value)]
+    return [(min(note.round + 1, last), "", *found) for found in kind_of(note.name).events(note.value)]
 
 
 def removal_row(job: Job, client: int, round: int) -> tuple[Any, ...]:
@@ -515,18 +516,6 @@ def line(record: RoundRecord, rounds: int) -> str:
         f"{name}: loss {record.train_loss:.4f}, accuracy {a.macro:.2f}{whose}, worst decile {a.worst_decile:.2f}, "
         f"failed {record.failed}, removed {record.removed}, {record.wall:.2f} s"
     )
-
-
-def verdicts(name: str, value: Any) -> list[tuple[int, str, str]]:
-    """What a note says about single clients: (client, kind, reason)."""
-    if name == "used" and isinstance(value, Mapping):
-        pairs = zip(value["clients"], value["used"], strict=True)
-        return [(int(c), "left_out", "by the rule") for c, used in pairs if not used]
-    if name == "unjudged" and isinstance(value, Mapping):
-        return [(int(c), "unjudged", str(why)) for c, why in zip(value["clients"], value["reasons"], strict=True)]
-    if name == "rejected" and isinstance(value, list):
-        return [(int(c), "rejected", "by the method") for c in value]
-    return []
 
 
 def plain(value: Any) -> Any:
