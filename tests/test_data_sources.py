@@ -10,7 +10,7 @@ import struct
 import numpy as np
 import pytest
 
-from fedkin.data import SOURCES, Dataset, data_home, load, make_split, sources
+from fedkin.data import SOURCES, Dataset, data_home, load, make_split, pictures
 from fedkin.data.files import read_plain_pickle
 from fedkin.data.text import build_vocabulary, encode, words
 from fedkin.errors import DataError, UsageError
@@ -21,7 +21,7 @@ RNG = np.random.default_rng(0)
 @pytest.fixture(autouse=True)
 def no_system_data(monkeypatch, tmp_path):
     """No test may see data that happen to be on the machine."""
-    monkeypatch.setattr(sources, "DEBIAN_FASHION", tmp_path / "debian")
+    monkeypatch.setattr(pictures, "DEBIAN_FASHION", tmp_path / "debian")
     monkeypatch.delenv("FEDKIN_DATA", raising=False)
 
 
@@ -392,7 +392,7 @@ def test_chars74k_says_what_it_stands_for(tmp_path):
         x=np.zeros((3, 28, 28), np.uint8),
         y=np.arange(3),
         writer=np.arange(3),
-        classes=np.array(list(sources.CHARACTERS)),
+        classes=np.array(list(pictures.CHARACTERS)),
     )
     data = load("chars74k", tmp_path)
     assert data.shape == (1, 28, 28)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.config import SAME_POINT, Config, is_folder, make_config
-from fedkin.data import Brought, Dataset, Own, Partition, Split, load, own_clients, parse_partition
+from fedkin.data import Brought, Dataset, OwnClients, Partition, Split, load, own_clients, parse_partition
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import Given
@@ -204,7 +204,7 @@ def _unwritten(partition: Partition) -> Partition | None:
         return partition
 
 
-def _own(clients: Any) -> Own:
+def _own(clients: Any) -> OwnClients:
     if isinstance(clients, Sequence | Mapping) and not len(clients):
         raise UsageError(f"clients={clients!r}: give at least one client's data")
     return own_clients(clients)

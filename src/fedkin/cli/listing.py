@@ -15,7 +15,9 @@ from fedkin.cli.console import ACCENT, print_json, screen, size, table
 from fedkin.compute.layout import Layout
 from fedkin.config import Config
 from fedkin.data import PARTITIONS, SOURCES, Dataset, Source, data_home, make_split
-from fedkin.data.sources import DEBIAN_FASHION, LENGTH, WORDS, how_to_get
+from fedkin.data.pictures import DEBIAN_FASHION
+from fedkin.data.sources import how_to_get
+from fedkin.data.text import LENGTH, WORDS
 from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import METHODS, Method
 from fedkin.models import MODELS

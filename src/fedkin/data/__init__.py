@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fedkin.data import pictures, sensors, text  # noqa: F401 - they register their sources
 from fedkin.data.dataset import Dataset
 from fedkin.data.download import Progress
-from fedkin.data.own import Brought, Own, from_arrays, from_folder, from_torch, own_clients, own_folder
+from fedkin.data.own import Brought, OwnClients, from_arrays, from_folder, from_torch, own_clients, own_folder
 from fedkin.data.partition import (
     PARTITIONS,
     Deal,
@@ -29,7 +30,7 @@ __all__ = [
     "Brought",
     "Dataset",
     "Deal",
-    "Own",
+    "OwnClients",
     "Partition",
     "Progress",
     "Source",

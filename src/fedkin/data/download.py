@@ -36,7 +36,7 @@ class Remote:
 
     urls: tuple[str, ...]
     md5: str
-    target: str
+    target: str = ""
     members: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -35,7 +35,9 @@ LABEL = "label"
 
 
 @dataclass(frozen=True, eq=False)
-class _Client:
+class OwnClient:
+    """One client's rows, checked as far as one client can be."""
+
     name: str
     x: Array
     y: Array
@@ -46,11 +48,11 @@ class _Client:
 
 
 @dataclass(frozen=True, eq=False)
-class Own:
+class OwnClients:
     """Clients with rows of their own, before they are split into training, validation and test rows."""
 
     name: str
-    parts: tuple[_Client, ...]
+    parts: tuple[OwnClient, ...]
     vocabulary: int = 0
     columns: tuple[str, ...] = ()
 
@@ -121,8 +123,16 @@ class Brought:
     """Data as Python objects: clients with rows of their own, a whole data set and how it is dealt, or a data set with
     a split that was made before."""
 
-    what: Own | Dataset | tuple[Dataset, Split]
+    what: OwnClients | Dataset | tuple[Dataset, Split]
     partition: Partition | None = None
+
+
+class Shares(TypedDict, total=False):
+    """How the rows of a client that brings no test rows are split."""
+
+    seed: int
+    test_share: float
+    validation_share: float
 
 
 def from_arrays(
@@ -130,21 +140,21 @@ def from_arrays(
     *,
     names: Sequence[str] | None = None,
     name: str = "own",
-    seed: int = 0,
-    test_share: float = 0.25,
-    validation_share: float = 0.0,
     vocabulary: int = 0,
+    **shares: Unpack[Shares],
 ) -> tuple[Dataset, Split]:
     """One ``(x, y)`` or ``(x_train, y_train, x_test, y_test)`` per client, as a data set and its split.
 
     Labels may be any whole numbers or strings: they become 0..C-1, and ``class_names`` keeps what they were.
-    Integer samples are token ids where ``vocabulary`` (the number of ids) is given.
+    Integer samples are token ids where ``vocabulary`` (the number of ids) is given. ``shares``: seed, test_share and
+    validation_share, as `make_split` takes them.
     """
-    own = own_clients(clients, names=names, name=name, vocabulary=vocabulary)
-    return own.split(seed=seed, test_share=test_share, validation_share=validation_share)
+    return own_clients(clients, names=names, name=name, vocabulary=vocabulary).split(**shares)
 
 
-def own_clients(clients: Any, *, names: Sequence[str] | None = None, name: str = "own", vocabulary: int = 0) -> Own:
+def own_clients(
+    clients: Any, *, names: Sequence[str] | None = None, name: str = "own", vocabulary: int = 0
+) -> OwnClients:
     """A list with the data of each client, or a mapping from their names to them.
 
     A client's data are (x, y), (x_train, y_train, x_test, y_test), a mapping with these names, a data frame with a
@@ -157,42 +167,41 @@ def own_clients(clients: Any, *, names: Sequence[str] | None = None, name: str =
             "or a dictionary from names to them"
         )
     called = _client_names(names, len(clients))
+    places = [f"client {client!r}" for client in called]
+    data = (
+        from_frame(where, one) if is_frame(one) else _arrays(where, one)
+        for where, one in zip(places, clients, strict=True)
+    )
+    return _gathered(name, zip(called, places, data, strict=True), LABEL, vocabulary)
+
+
+def _gathered(
+    name: str, brought: Iterable[tuple[str, str, Table | Sequence[Any]]], label: str, vocabulary: int
+) -> OwnClients:
+    """The clients of which each came with its name, how errors speak of it, and its table or arrays."""
     first: Table | None = None
     parts = []
-    for client, data in zip(called, clients, strict=True):
-        where = f"client {client!r}"
-        if is_frame(data):
-            table = from_frame(where, data)
-            first = first or table
-            parts.append(_client(client, where, table.split(LABEL, first)[1:], vocabulary))
-        else:
-            parts.append(_client(client, where, _arrays(where, data), vocabulary))
-    return Own(name, tuple(parts), vocabulary, _features(first, LABEL))
-
-
-def _features(table: Table | None, label: str) -> tuple[str, ...]:
-    return () if table is None else tuple(name for name in table.header if name != label)
+    for client, where, data in brought:
+        if isinstance(data, Table):
+            first = first or data
+            data = data.split(label, first)[1:]
+        parts.append(_client(client, where, data, vocabulary))
+    columns = () if first is None else tuple(column for column in first.header if column != label)
+    return OwnClients(name, tuple(parts), vocabulary, columns)
 
 
 def from_folder(
-    path: str | Path,
-    *,
-    label: str = LABEL,
-    seed: int = 0,
-    test_share: float = 0.25,
-    validation_share: float = 0.0,
-    vocabulary: int = 0,
+    path: str | Path, *, label: str = LABEL, vocabulary: int = 0, **shares: Unpack[Shares]
 ) -> tuple[Dataset, Split]:
     """One ``.npz``, ``.parquet`` or ``.csv`` file per client, named after it, in alphabetical order.
 
     An npz holds x and y, or x_train, y_train, x_test and y_test. A table has a column ``label``; the other columns are
     numbers, and go by name: their order is that of the first table.
     """
-    own = own_folder(path, label=label, vocabulary=vocabulary)
-    return own.split(seed=seed, test_share=test_share, validation_share=validation_share)
+    return own_folder(path, label=label, vocabulary=vocabulary).split(**shares)
 
 
-def own_folder(path: str | Path, *, label: str = LABEL, vocabulary: int = 0) -> Own:
+def own_folder(path: str | Path, *, label: str = LABEL, vocabulary: int = 0) -> OwnClients:
     """The clients whose files lie in a folder."""
     path = Path(path).expanduser()
     if not path.is_dir():
@@ -208,18 +217,18 @@ def own_folder(path: str | Path, *, label: str = LABEL, vocabulary: int = 0) -> 
     if twice:
         raise DataError(f"{path}: client {twice[0]!r} has more than one file; keep one per client")
     check_names(stems)
-    first: Table | None = None
-    parts = []
-    for file in files:
-        where = f"{file}: client {file.stem!r}"
-        if file.suffix == ".npz":
-            arrays: Sequence[Any] = _npz(file)
-        else:
-            table = read_table(file)
-            first = first or table
-            arrays = table.split(label, first)[1:]
-        parts.append(_client(file.stem, where, arrays, vocabulary))
-    return Own(path.name, tuple(parts), vocabulary, _features(first, label))
+    brought = ((file.stem, f"{file}: client {file.stem!r}", _read(file)) for file in files)
+    return _gathered(path.name, brought, label, vocabulary)
+
+
+def _read(file: Path) -> Table | list[Array]:
+    if file.suffix != ".npz":
+        return read_table(file)
+    try:
+        arrays = read_npz(file)
+    except MissingFile:
+        raise DataError(f"{file} does not exist") from None
+    return [column(arrays, key, file) for key in (FOUR if "x_train" in arrays else PAIR)]
 
 
 def from_torch(
@@ -229,17 +238,14 @@ def from_torch(
     partition: str | Partition = "iid",
     names: Sequence[str] | None = None,
     name: str = "own",
-    seed: int = 0,
-    test_share: float = 0.25,
-    validation_share: float = 0.0,
     vocabulary: int = 0,
+    **shares: Unpack[Shares],
 ) -> tuple[Dataset, Split]:
     """A list of map-style torch data sets, one per client, or a single one that ``partition`` deals to ``clients``.
 
     Items are ``(x, y)``: tensors, arrays, numbers or pictures. Transforms run once, here; nothing random should be
     among them.
     """
-    shares: dict[str, Any] = {"seed": seed, "test_share": test_share, "validation_share": validation_share}
     if isinstance(data, list | tuple):
         return from_arrays(data, names=names, name=name, vocabulary=vocabulary, **shares)
     if clients is None:
@@ -275,7 +281,7 @@ def _arrays(where: str, data: Any) -> Sequence[Any]:
     return _torch_arrays(where, data)
 
 
-def _client(name: str, where: str, arrays: Sequence[Any], vocabulary: int) -> _Client:
+def _client(name: str, where: str, arrays: Sequence[Any], vocabulary: int) -> OwnClient:
     """One client's arrays in one form, checked as far as one client can be."""
     if len(arrays) not in (2, 4):
         raise UsageError(f"{where} has {len(arrays)} arrays: give (x, y) or (x_train, y_train, x_test, y_test)")
@@ -295,7 +301,7 @@ def _client(name: str, where: str, arrays: Sequence[Any], vocabulary: int) -> _C
     if len({y.dtype.kind == "U" for _, y in filled}) > 1:
         raise DataError(f"{where} labels with numbers and with words; use one kind")
     tests = len(pairs[1][0]) if len(pairs) == 2 else None
-    return _Client(name, np.concatenate([x for x, _ in filled]), np.concatenate([y for _, y in filled]), tests)
+    return OwnClient(name, np.concatenate([x for x, _ in filled]), np.concatenate([y for _, y in filled]), tests)
 
 
 def _array(where: str, value: Any) -> Array:
@@ -356,29 +362,17 @@ def split_sizes(samples: int, tests: int | None, test_share: float, validation_s
     return rest - aside, aside, held
 
 
-def read_site(file: str | Path, name: str, label: str = LABEL, vocabulary: int = 0) -> _Client:
+def read_site(file: str | Path, name: str, label: str = LABEL, vocabulary: int = 0) -> OwnClient:
     """One client's own file, checked as `from_folder` checks each of its files."""
     file = Path(file).expanduser()
     if file.suffix not in KINDS or not file.is_file():
         raise UsageError(f"{file}: give a file, .npz, .parquet or .csv, with this client's samples")
-    names: tuple[str, ...] = ()
-    if file.suffix == ".npz":
-        arrays: Sequence[Any] = _npz(file)
-    else:
-        names, *arrays = read_table(file).split(label)
-    part = _client(name, f"{file}: client {name!r}", arrays, vocabulary)
+    own = _gathered(name, [(name, f"{file}: client {name!r}", _read(file))], label, vocabulary)
+    part = own.parts[0]
     codes, classes = encode_labels(part.y)
     Dataset(name, part.x, codes, len(classes), classes, vocabulary=vocabulary)
     whole = part.y.astype(np.int64) if part.y.dtype.kind in "biu" else part.y
-    return _Client(name, part.x, whole, part.tests, names)
-
-
-def _npz(file: Path) -> list[Array]:
-    try:
-        arrays = read_npz(file)
-    except MissingFile:
-        raise DataError(f"{file} does not exist") from None
-    return [column(arrays, key, file) for key in (FOUR if "x_train" in arrays else PAIR)]
+    return OwnClient(name, part.x, whole, part.tests, own.columns)
 
 
 def _torch_arrays(where: str, data: Any) -> tuple[Array, Array]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from dataclasses import MISSING, dataclass, fields
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -21,8 +21,6 @@ from fedkin.registry import Registry
 MAX_DRAWS = 1000
 LEAST_SAMPLES = 40
 """PFLlib asks for a batch of 10 in the test quarter, so 40 samples, unless the data are too few for that."""
-
-N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +38,21 @@ class Partition(ABC):
     form: ClassVar[str]
     about: ClassVar[str]
 
+    def __str__(self) -> str:
+        """As ``parse`` reads it: the name, then the fields that say something."""
+        values = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+        words = (f"{value:g}" if isinstance(value, float) else str(value) for value in values if value is not None)
+        return ":".join([self.form.partition("[")[0].partition(":")[0], *words])
+
     @classmethod
-    @abstractmethod
-    def parse(cls, arguments: Sequence[str]) -> Partition:
-        """The partition from the words after its name."""
+    def parse(cls, arguments: Sequence[str]) -> Self:
+        """The partition from the words after its name: numbers, in the order of its fields."""
+        known = fields(cls)  # type: ignore[arg-type]
+        if not sum(f.default is MISSING for f in known) <= len(arguments) <= len(known):
+            raise ValueError
+        return cls(
+            *(float(word) if "float" in f.type else int(word) for f, word in zip(known, arguments, strict=False))
+        )
 
     @abstractmethod
     def deal(self, dataset: Dataset, clients: int | None, rng: np.random.Generator) -> Deal:
@@ -91,15 +100,6 @@ def least_samples(dataset: Dataset, clients: int) -> int:
     return max(1, min(LEAST_SAMPLES, len(dataset) // clients // 2))
 
 
-def _optional(arguments: Sequence[str], position: int, convert: Callable[[str], N]) -> N | None:
-    return convert(arguments[position]) if len(arguments) > position else None
-
-
-def _at_most(arguments: Sequence[str], low: int, high: int) -> None:
-    if not low <= len(arguments) <= high:
-        raise ValueError
-
-
 @PARTITIONS.register("iid")
 @dataclass(frozen=True)
 class Iid(Partition):
@@ -107,14 +107,6 @@ class Iid(Partition):
 
     form: ClassVar[str] = "iid"
     about: ClassVar[str] = "every client a random part of equal size"
-
-    def __str__(self) -> str:
-        return "iid"
-
-    @classmethod
-    def parse(cls, arguments: Sequence[str]) -> Iid:
-        _at_most(arguments, 0, 0)
-        return cls()
 
     def deal(self, dataset: Dataset, clients: int | None, rng: np.random.Generator) -> Deal:
         return Deal([part.copy() for part in np.array_split(rng.permutation(len(dataset)), needed(clients))])
@@ -145,9 +137,12 @@ class Pathological(Partition):
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> Pathological:
-        _at_most(arguments, 1, 3)
         words = set(arguments[1:])
-        if words - {"balanced", "unbalanced", "shuffled"} or {"balanced", "unbalanced"} <= words:
+        if (
+            not 1 <= len(arguments) <= 3
+            or words - {"balanced", "unbalanced", "shuffled"}
+            or {"balanced", "unbalanced"} <= words
+        ):
             raise ValueError
         return cls(int(arguments[0]), balanced="unbalanced" not in words, shuffled="shuffled" in words)
 
@@ -214,14 +209,6 @@ class Shards(Partition):
             if value is not None and value < 1:
                 raise UsageError(f"shards: {name} is {value}; give at least 1")
 
-    def __str__(self) -> str:
-        return ":".join(str(a) for a in ("shards", self.k, self.train_bound, self.test_bound) if a is not None)
-
-    @classmethod
-    def parse(cls, arguments: Sequence[str]) -> Shards:
-        _at_most(arguments, 1, 3)
-        return cls(int(arguments[0]), _optional(arguments, 1, int), _optional(arguments, 2, int))
-
     def deal(self, dataset: Dataset, clients: int | None, rng: np.random.Generator) -> Deal:
         clients = needed(clients)
         if self.k * clients < dataset.classes:
@@ -274,14 +261,6 @@ class Dirichlet(Partition):
             raise UsageError(f"dirichlet: alpha is {self.alpha}; give a positive number such as 0.1")
         if self.least is not None and self.least < 1:
             raise UsageError(f"dirichlet: least samples is {self.least}; give at least 1")
-
-    def __str__(self) -> str:
-        return f"dirichlet:{self.alpha:g}" + (f":{self.least}" if self.least is not None else "")
-
-    @classmethod
-    def parse(cls, arguments: Sequence[str]) -> Dirichlet:
-        _at_most(arguments, 1, 2)
-        return cls(float(arguments[0]), _optional(arguments, 1, int))
 
     def deal(self, dataset: Dataset, clients: int | None, rng: np.random.Generator) -> Deal:
         clients = needed(clients)
@@ -340,14 +319,6 @@ class Groups(Partition):
         if not 0 < self.dominant <= 1:
             raise UsageError(f"groups: the dominant share is {self.dominant}; give a number above 0, at most 1")
 
-    def __str__(self) -> str:
-        return f"groups:{self.dominant:g}"
-
-    @classmethod
-    def parse(cls, arguments: Sequence[str]) -> Groups:
-        _at_most(arguments, 0, 1)
-        return cls(float(arguments[0])) if arguments else cls()
-
     def deal(self, dataset: Dataset, clients: int | None, rng: np.random.Generator) -> Deal:
         clients = needed(clients)
         groups = self._groups(dataset)
@@ -384,14 +355,6 @@ class Natural(Partition):
     form: ClassVar[str] = "natural"
     about: ClassVar[str] = "one client per user of the data set, the largest first where there are more"
 
-    def __str__(self) -> str:
-        return "natural"
-
-    @classmethod
-    def parse(cls, arguments: Sequence[str]) -> Natural:
-        _at_most(arguments, 0, 0)
-        return cls()
-
     def deal(self, dataset: Dataset, clients: int | None, rng: np.random.Generator) -> Deal:
         if dataset.user is None:
             raise DataError(f"natural: {dataset.name} does not say who made each sample; take another partition")
@@ -404,9 +367,4 @@ class Natural(Partition):
         return Deal([pools[i] for i in largest], names=tuple(f"user-{users[i]}" for i in largest))
 
 
-iid = Iid
-pathological = Pathological
-shards = Shards
-dirichlet = Dirichlet
-groups = Groups
-natural = Natural
+iid, pathological, shards, dirichlet, groups, natural = Iid, Pathological, Shards, Dirichlet, Groups, Natural

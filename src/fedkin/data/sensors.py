@@ -1,16 +1,21 @@
-"""Movement recordings in the form their authors publish them: WISDM v1.1 (features, raw series) and UCI HAR."""
+"""Movement recordings in the form in which their authors publish them: WISDM v1.1 and 2019, and UCI HAR."""
 
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
-from fedkin.data.dataset import Array
-from fedkin.data.files import existing
+from fedkin.data.dataset import Array, Dataset
+from fedkin.data.files import column, existing, read_npz
+from fedkin.data.sources import named_arrays, published
 from fedkin.errors import DataError
+
+HAR_CLASSES = ("walking", "walking_upstairs", "walking_downstairs", "sitting", "standing", "laying")
+UCIHAR_TEST_USERS = (2, 4, 9, 10, 12, 13, 18, 20, 24)
 
 WINDOW = 200
 """Ten seconds at 20 Hz."""
@@ -92,3 +97,46 @@ def _numbers(path: Path, columns: int) -> Array:
     if not len(values) or len(values) % columns:
         raise DataError(f"{path}: expected rows of {columns} numbers, found {len(values)} in all; fetch it again")
     return values.reshape(-1, columns)
+
+
+@published("wisdm")
+def read_wisdm(root: Path) -> Dataset:
+    path = existing(root / "wisdm11.npz", root / "WISDM_ar_v1.1" / "WISDM_ar_v1.1_transformed.arff")
+    arrays = read_npz(path) if path.suffix == ".npz" else read_arff(path)
+    raw = column(arrays, "x", path).astype(np.float64)
+    missing = np.isnan(raw)
+    filled = np.where(missing, np.nanmedian(raw, axis=0), raw)
+    spread = filled.std(axis=0)
+    x = (filled - filled.mean(axis=0)) / np.where(spread > 0, spread, 1)
+    note = f"{int(missing.sum())} missing values imputed by the median of the feature; features standardised"
+    return named_arrays("wisdm", path, {**arrays, "x": x.astype(np.float32)}, note=note)
+
+
+@published("wisdm-raw")
+def read_wisdm_series(root: Path) -> Dataset:
+    path = root / "WISDM_ar_v1.1" / "WISDM_ar_v1.1_raw.txt"
+    arrays, damaged = read_wisdm_raw(path)
+    return _series("wisdm-raw", path, arrays, note=f"{damaged} damaged records left out" if damaged else "")
+
+
+@published("wisdm51")
+def read_wisdm51(root: Path) -> Dataset:
+    path = root / "wisdm51.npz"
+    return _series("wisdm51", path, read_npz(path))
+
+
+@published("ucihar")
+def read_ucihar(root: Path) -> Dataset:
+    path = existing(root / "ucihar.npz", root / "UCI HAR Dataset")
+    arrays = read_npz(path) if path.suffix == ".npz" else {**read_ucihar_text(path), "classes": np.array(HAR_CLASSES)}
+    dataset = _series("ucihar", path, arrays)
+    official = None if dataset.user is None else np.isin(dataset.user, UCIHAR_TEST_USERS)
+    return replace(dataset, official_test=official)
+
+
+def _series(name: str, path: Path, arrays: dict[str, Array], note: str = "") -> Dataset:
+    """Windows [n, channels, length] as pictures of height one, which is what networks for series take."""
+    x = column(arrays, "x", path)
+    if x.ndim != 3:
+        raise DataError(f"{path}: expected windows x [n, channels, length], found shape {x.shape}")
+    return named_arrays(name, path, {**arrays, "x": x[:, :, None, :]}, note)

@@ -78,7 +78,7 @@ def make_split(
     dataset: Dataset,
     clients: int | None,
     partition: str | Partition,
-    seed: int,
+    seed: int = 0,
     *,
     samples_per_client: int | None = None,
     quantity_skew: float | None = None,

@@ -1,14 +1,22 @@
-"""Words as numbers: a small tokenizer, so that text needs no further package."""
+"""Text: words as numbers by a small tokenizer, so that no further package is needed, and AG News."""
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from fedkin.data.dataset import Ints
+from fedkin.data.dataset import Dataset, Ints
+from fedkin.data.files import existing
+from fedkin.data.sources import both, published
+from fedkin.errors import DataError
+
+AG_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
+WORDS, LENGTH = 32_000, 200
 
 PADDING, UNKNOWN = 0, 1
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)?|[0-9]+")
@@ -34,3 +42,30 @@ def encode(texts: Sequence[Sequence[str]], ids: dict[str, int], length: int) -> 
         tokens = [ids.get(word, UNKNOWN) for word in text[:length]]
         row[: len(tokens)] = tokens
     return out
+
+
+@published("agnews")
+def read_agnews(root: Path) -> Dataset:
+    train, y_train = _news(root / "ag_news_csv" / "train.csv")
+    test, y_test = _news(root / "ag_news_csv" / "test.csv")
+    ids = build_vocabulary(train, WORDS)
+    x, y, official = both((encode(train, ids, LENGTH), y_train), (encode(test, ids, LENGTH), y_test))
+    return Dataset("agnews", x, y, 4, AG_CLASSES, official_test=official, vocabulary=len(ids) + 2)
+
+
+def _news(path: Path) -> tuple[list[list[str]], Ints]:
+    """Rows of class (1..4) and one or more columns of text."""
+    texts: list[list[str]] = []
+    labels: list[int] = []
+    try:
+        with existing(path).open(encoding="utf-8", newline="") as stream:
+            for row in csv.reader(stream):
+                if len(row) < 2 or row[0] not in ("1", "2", "3", "4"):
+                    raise DataError(
+                        f"{path}: expected rows of class 1..4 and text, found {row[:2]!r} in row {len(texts) + 1}"
+                    )
+                labels.append(int(row[0]) - 1)
+                texts.append(words(" ".join(row[1:])))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: expected a CSV file in UTF-8, found: {error}") from error
+    return texts, np.asarray(labels, np.int64)

@@ -13,7 +13,18 @@ from fedkin.compute.work import Precision
 from fedkin.config import Config, is_folder
 from fedkin.core.cohort import Training
 from fedkin.core.federation import Average, weighted_mean
-from fedkin.data import CORRUPTIONS, Brought, Dataset, Own, Partition, Split, apply_shift, load, make_split, own_folder
+from fedkin.data import (
+    CORRUPTIONS,
+    Brought,
+    Dataset,
+    OwnClients,
+    Partition,
+    Split,
+    apply_shift,
+    load,
+    make_split,
+    own_folder,
+)
 from fedkin.errors import UsageError, unknown
 from fedkin.methods import Method
 from fedkin.models import Given, build, default_model, first_network
@@ -91,7 +102,7 @@ def load_data(
         if kind not in CORRUPTIONS:
             raise unknown("corruption", kind, [*CORRUPTIONS, "all"])
     what = brought.what if brought is not None else own_folder(config.data) if is_folder(config.data) else None
-    if isinstance(what, Own):
+    if isinstance(what, OwnClients):
         dataset, split = what.split(
             seed=config.seed,
             test_share=config.test_share,
