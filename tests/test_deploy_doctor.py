@@ -21,15 +21,15 @@ from typer.testing import CliRunner
 
 from fedkin.cli.application import app
 from fedkin.config import make_config
+from fedkin.deploy import authority, doctor
 from fedkin.deploy import certificates as keys
-from fedkin.deploy import doctor
 from fedkin.deploy.doctor import Step, address, examine
 from fedkin.errors import UsageError
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return keys.new_folder(tmp_path_factory.mktemp("doctor") / "keys", ["server.example.org"], ["siteA"])
+    return authority.new_folder(tmp_path_factory.mktemp("doctor") / "keys", ["server.example.org"], ["siteA"])
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def test_all_is_well(folder: Path) -> None:
 
 
 def test_wrong_authority(folder: Path, tmp_path: Path) -> None:
-    other = keys.new_folder(tmp_path / "other", ["localhost"])
+    other = authority.new_folder(tmp_path / "other", ["localhost"])
     with listening(secure(folder)) as port:
         found = steps(server=f"127.0.0.1:{port}", ca=str(other / "ca.crt"))
     assert found["TLS"].state == "failed"
@@ -115,9 +115,9 @@ def test_wrong_host(folder: Path, monkeypatch: pytest.MonkeyPatch, host: str) ->
 
 
 def test_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "_now", lambda real=keys._now: real() - timedelta(days=40))
-    old = keys.new_folder(tmp_path / "old", ["localhost"], ["siteA"], days=30)
-    soon = keys.new_folder(tmp_path / "soon", ["localhost"], ["siteA"], days=50)
+    monkeypatch.setattr(authority, "_now", lambda real=authority._now: real() - timedelta(days=40))
+    old = authority.new_folder(tmp_path / "old", ["localhost"], ["siteA"], days=30)
+    soon = authority.new_folder(tmp_path / "soon", ["localhost"], ["siteA"], days=50)
     monkeypatch.undo()
     own = {
         name: steps(key=str(f / "sites/siteA.key"), ca=str(f / "ca.crt"))["site's certificate"]
@@ -200,10 +200,10 @@ def test_clock(folder: Path, clock: float | None, state: str, words: str) -> Non
 def test_joining_a_real_server(folder: Path, tmp_path: Path) -> None:
     from fedkin.deploy.link import Link
 
-    request = keys.new_site(tmp_path, "stranger")
-    keys.sign(folder, request)
+    request = authority.new_site(tmp_path, "stranger")
+    authority.sign(folder, request)
     shutil.copy(folder / "sites" / "stranger.crt", tmp_path)
-    keys.revoke(folder, "stranger")
+    authority.revoke(folder, "stranger")
     link = Link(keys=folder)
     there = {"server": link.start(), "ca": str(folder / "ca.crt"), "join": True}
     try:

@@ -18,13 +18,14 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from typer.testing import CliRunner
 
 from fedkin.cli.application import app
+from fedkin.deploy import authority
 from fedkin.deploy import certificates as keys
 from fedkin.errors import DataError, UsageError
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return keys.new_folder(tmp_path / "keys", ["server.example.org", "10.0.0.5"], ["siteA", "siteB"])
+    return authority.new_folder(tmp_path / "keys", ["server.example.org", "10.0.0.5"], ["siteA", "siteB"])
 
 
 def handshake(server: Path, ca: Path, host: str) -> None:
@@ -76,13 +77,13 @@ def test_the_certificate_is_good_for_its_hosts(folder: Path, host: str) -> None:
 def test_but_not_for_others_nor_under_another_authority(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match=r"[Hh]ostname mismatch"):
         handshake(folder, folder / "ca.crt", "elsewhere.example.org")
-    other = keys.new_folder(tmp_path / "other", ["server.example.org"])
+    other = authority.new_folder(tmp_path / "other", ["server.example.org"])
     with pytest.raises(ssl.SSLCertVerificationError, match=r"self-signed|unable to get"):
         handshake(folder, other / "ca.crt", "server.example.org")
 
 
 def test_the_servers_key_cannot_sign_certificates(folder: Path) -> None:
-    found = keys._read_certificate(folder / "server.crt")
+    found = keys.read_certificate(folder / "server.crt")
     constraints = found.extensions.get_extension_for_class(keys.x509.BasicConstraints).value
     usage = found.extensions.get_extension_for_class(keys.x509.KeyUsage).value
     assert not constraints.ca
@@ -91,7 +92,7 @@ def test_the_servers_key_cannot_sign_certificates(folder: Path) -> None:
 
 @pytest.mark.parametrize(("days", "server"), [(730, 730), (30, 30), (3650, 825)])
 def test_expiry(tmp_path: Path, days: int, server: int) -> None:
-    made, now = keys.new_folder(tmp_path / "k", ["localhost"], days=days), datetime.now(UTC)
+    made, now = authority.new_folder(tmp_path / "k", ["localhost"], days=days), datetime.now(UTC)
     for name, expected in (("ca.crt", days), ("server.crt", server)):
         left = keys.certificate(made / name).expires - now
         assert abs(left - timedelta(days=expected)) < timedelta(minutes=1)
@@ -99,7 +100,7 @@ def test_expiry(tmp_path: Path, days: int, server: int) -> None:
 
 @pytest.mark.parametrize(("days", "site"), [(730, 400), (30, 30), (3650, 400)])
 def test_a_sites_certificate_ends_with_its_authority_at_the_latest(tmp_path: Path, days: int, site: int) -> None:
-    made, now = keys.new_folder(tmp_path / "k", ["localhost"], ["siteA"], days=days), datetime.now(UTC)
+    made, now = authority.new_folder(tmp_path / "k", ["localhost"], ["siteA"], days=days), datetime.now(UTC)
     left = keys.certificate(made / "sites" / "siteA.crt").expires - now
     assert abs(left - timedelta(days=site)) < timedelta(minutes=1)
 
@@ -136,7 +137,7 @@ def test_openssl_agrees(folder: Path, tmp_path: Path) -> None:
         tmp_path / "c.csr",
     )
     assert done.returncode == 0, done.stderr
-    keys.sign(folder, tmp_path / "c.csr")
+    authority.sign(folder, tmp_path / "c.csr")
     shutil.copy(folder / "sites" / "siteC.crt", tmp_path / "c.crt")
     assert keys.identity_of(tmp_path / "c.key", folder / "ca.crt").check().name == "siteC"
 
@@ -144,46 +145,46 @@ def test_openssl_agrees(folder: Path, tmp_path: Path) -> None:
 def test_nothing_is_overwritten(folder: Path) -> None:
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     with pytest.raises(UsageError, match="exists already"):
-        keys.new_folder(folder, ["localhost"])
+        authority.new_folder(folder, ["localhost"])
     with pytest.raises(UsageError, match=r"siteA\.key exists already"):
-        keys.new_site(folder / "sites", "siteA")
+        authority.new_site(folder / "sites", "siteA")
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
 def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "siteA.key").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="exists already"):
-        keys.new_site(tmp_path, "siteA")
+        authority.new_site(tmp_path, "siteA")
     assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".", "a b", "x" * 65, "ä", "a\n"])
 def test_site_names(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="site name"):
-        keys.new_site(tmp_path, name)
+        authority.new_site(tmp_path, name)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("host", ["", "a b", "server:9092", "http://server", "999.1.1.1", "-a", "*"])
 def test_hosts(tmp_path: Path, host: str) -> None:
     with pytest.raises(UsageError, match="host"):
-        keys.new_folder(tmp_path / "k", [host])
+        authority.new_folder(tmp_path / "k", [host])
     with pytest.raises(UsageError, match="no host"):
-        keys.new_folder(tmp_path / "k", [])
+        authority.new_folder(tmp_path / "k", [])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_two_sites_of_one_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="same name"):
-        keys.new_folder(tmp_path / "k", ["localhost"], ["a", "A"])
+        authority.new_folder(tmp_path / "k", ["localhost"], ["a", "A"])
 
 
 # ---------------------------------------------------------------- who may join
 
 
 def test_a_site_makes_its_own_key_and_only_the_public_half_travels(folder: Path, tmp_path: Path) -> None:
-    request = keys.new_site(tmp_path / "there", "siteC")
-    site = keys.sign(folder, request)
+    request = authority.new_site(tmp_path / "there", "siteC")
+    site = authority.sign(folder, request)
     assert site == keys.sites(folder)["siteC"]
     assert site.fingerprint == keys.fingerprint(keys.load_private(tmp_path / "there" / "siteC.key").public_key())
     assert (folder / "sites" / "siteC.crt").exists()
@@ -193,32 +194,32 @@ def test_a_site_makes_its_own_key_and_only_the_public_half_travels(folder: Path,
 
 def test_a_name_keeps_its_key_and_a_key_its_name(folder: Path, tmp_path: Path) -> None:
     first = keys.sites(folder)["siteA"].fingerprint
-    other = keys.new_site(tmp_path, "siteA")
+    other = authority.new_site(tmp_path, "siteA")
     with pytest.raises(UsageError, match="has another key"):
-        keys.sign(folder, other)
+        authority.sign(folder, other)
     assert keys.sites(folder)["siteA"].fingerprint == first
-    replaced = keys.sign(folder, other, replace=True)
+    replaced = authority.sign(folder, other, replace=True)
     with pytest.raises(UsageError, match="'siteA' has this key already"):
-        keys.sign(folder, other, "siteC")
+        authority.sign(folder, other, "siteC")
     assert keys.sites(folder)["siteA"] == replaced
     assert replaced.fingerprint != first
     before = keys.certificate(folder / "sites" / "siteA.crt").fingerprint
-    keys.sign(folder, other)  # a new certificate of the same key
+    authority.sign(folder, other)  # a new certificate of the same key
     assert keys.sites(folder)["siteA"] == replaced
     assert keys.certificate(folder / "sites" / "siteA.crt").fingerprint != before
 
 
 def test_revoked_sites_are_off_the_list(folder: Path) -> None:
-    keys.revoke(folder, "siteA")
+    authority.revoke(folder, "siteA")
     assert list(keys.sites(folder)) == ["siteB"]
     assert not (folder / "sites" / "siteA.crt").exists()
     with pytest.raises(UsageError, match="did you mean 'siteB'"):
-        keys.revoke(folder, "site")
+        authority.revoke(folder, "site")
 
 
 def test_renewed_server(folder: Path) -> None:
     before = keys.certificate(folder / "server.crt").fingerprint
-    keys.renew_server(folder, ["new.example.org"])
+    authority.renew_server(folder, ["new.example.org"])
     assert keys.certificate(folder / "server.crt").fingerprint != before
     handshake(folder, folder / "ca.crt", "new.example.org")
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -228,11 +229,11 @@ def test_renewed_server(folder: Path) -> None:
 
 def test_a_private_key_sent_by_mistake_is_refused(folder: Path) -> None:
     with pytest.raises(DataError, match="PRIVATE key"):
-        keys.sign(folder, folder / "sites" / "siteA.key", "siteC")
+        authority.sign(folder, folder / "sites" / "siteA.key", "siteC")
 
 
 def _request(key: object, name: str = "siteC", **extension: object) -> bytes:
-    made = x509.CertificateSigningRequestBuilder().subject_name(keys._subject(name))
+    made = x509.CertificateSigningRequestBuilder().subject_name(authority._subject(name))
     for value in extension.values():
         made = made.add_extension(value, critical=True)  # type: ignore[arg-type]
     how = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
@@ -267,7 +268,7 @@ def test_what_is_no_request(folder: Path, tmp_path: Path, content: bytes) -> Non
     path = tmp_path / "siteC.csr"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"siteC\.csr"):
-        keys.sign(folder, path)
+        authority.sign(folder, path)
     assert "siteC" not in keys.sites(folder)
 
 
@@ -280,8 +281,8 @@ def test_names_in_requests_are_checked(folder: Path, tmp_path: Path, name: str) 
         signed = made.sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
         (tmp_path / "a.csr").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     with pytest.raises(UsageError, match="site name"):
-        keys.sign(folder, tmp_path / "a.csr")
-    assert keys.sign(folder, tmp_path / "a.csr", "siteC").name == "siteC"
+        authority.sign(folder, tmp_path / "a.csr")
+    assert authority.sign(folder, tmp_path / "a.csr", "siteC").name == "siteC"
     assert keys.certificate(folder / "sites" / "siteC.crt").name == "siteC"
 
 
@@ -290,14 +291,16 @@ def test_a_request_gets_what_sites_get_whatever_it_asks_for(folder: Path, tmp_pa
     asked = _request(
         ec.generate_private_key(ec.SECP256R1()),
         ca=x509.BasicConstraints(ca=True, path_length=None),
-        purpose=x509.ExtendedKeyUsage([keys.ExtendedKeyUsageOID.SERVER_AUTH]),
+        purpose=x509.ExtendedKeyUsage([authority.ExtendedKeyUsageOID.SERVER_AUTH]),
         hosts=x509.SubjectAlternativeName([x509.DNSName("server.example.org")]),
     )
     (tmp_path / "siteC.csr").write_bytes(asked)
-    keys.sign(folder, tmp_path / "siteC.csr")
-    found = keys._read_certificate(folder / "sites" / "siteC.crt").extensions
+    authority.sign(folder, tmp_path / "siteC.csr")
+    found = keys.read_certificate(folder / "sites" / "siteC.crt").extensions
     assert not found.get_extension_for_class(x509.BasicConstraints).value.ca
-    assert list(found.get_extension_for_class(x509.ExtendedKeyUsage).value) == [keys.ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert list(found.get_extension_for_class(x509.ExtendedKeyUsage).value) == [
+        authority.ExtendedKeyUsageOID.CLIENT_AUTH
+    ]
     with pytest.raises(x509.ExtensionNotFound):
         found.get_extension_for_class(x509.SubjectAlternativeName)
 
@@ -346,16 +349,16 @@ def test_what_is_no_private_key(folder: Path, name: str, match: str) -> None:
 
 
 def test_a_foreign_authoritys_key_cannot_renew(folder: Path, tmp_path: Path) -> None:
-    other = keys.new_folder(tmp_path / "other", ["localhost"])
+    other = authority.new_folder(tmp_path / "other", ["localhost"])
     shutil.copy2(other / "ca.key", folder / "ca.key")
     before = (folder / "server.crt").read_bytes()
     with pytest.raises(DataError, match="is not the key of"):
-        keys.renew_server(folder, ["localhost"])
+        authority.renew_server(folder, ["localhost"])
     assert (folder / "server.crt").read_bytes() == before
 
 
 def test_a_site_finds_out_by_itself_what_is_wrong_with_its_files(folder: Path, tmp_path: Path) -> None:
-    sites, other = folder / "sites", keys.new_folder(tmp_path / "other", ["localhost"], ["siteA"])
+    sites, other = folder / "sites", authority.new_folder(tmp_path / "other", ["localhost"], ["siteA"])
     assert keys.identity_of(sites / "siteA.key", folder / "ca.crt").check().name == "siteA"
     with pytest.raises(DataError, match="is not the certificate of"):
         keys.identity_of(sites / "siteA.key", folder / "ca.crt", sites / "siteB.crt").check()
@@ -366,15 +369,15 @@ def test_a_site_finds_out_by_itself_what_is_wrong_with_its_files(folder: Path, t
 
 
 def test_the_server_says_when_its_certificates_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "_now", lambda real=keys._now: real() - timedelta(days=40))
-    old = keys.new_folder(tmp_path / "old", ["localhost"], ["siteA"], days=30)
-    soon = keys.new_folder(tmp_path / "soon", ["localhost"], ["siteA"], days=50)
+    monkeypatch.setattr(authority, "_now", lambda real=authority._now: real() - timedelta(days=40))
+    old = authority.new_folder(tmp_path / "old", ["localhost"], ["siteA"], days=30)
+    soon = authority.new_folder(tmp_path / "soon", ["localhost"], ["siteA"], days=50)
     monkeypatch.undo()
     with pytest.raises(DataError, match=r"ca\.crt ran out on .* no site would talk"):
         keys.check_server(old)
     said = keys.check_server(soon)
     assert ["ca.crt runs out in 9 days" in said[0], "server.crt runs out in 9 days" in said[1]] == [True, True]
-    assert keys.check_server(keys.new_folder(tmp_path / "new", ["localhost"])) == []
+    assert keys.check_server(authority.new_folder(tmp_path / "new", ["localhost"])) == []
     done = CliRunner().invoke(app, ["server", "fedavg", "--keys", str(old), "--port", "0"])
     assert done.exit_code == 1
     assert "ran out" in done.output
@@ -386,7 +389,7 @@ def test_the_list_is_read_again_when_it_changes(folder: Path, caplog: pytest.Log
     assert roll.allows("siteA", known)
     assert not roll.allows("siteB", known)
     assert not roll.allows("siteA", "SHA256:other")
-    keys.revoke(folder, "siteA")
+    authority.revoke(folder, "siteA")
     assert not roll.allows("siteA", known)
     keep = (folder / "sites.json").read_text()
     (folder / "sites.json").write_text("{")

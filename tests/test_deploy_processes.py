@@ -26,7 +26,7 @@ from fedkin.cli.application import app
 from fedkin.config import Config, make_config
 from fedkin.core.federation import Answer
 from fedkin.data import load
-from fedkin.deploy.certificates import new_folder, revoke
+from fedkin.deploy.authority import new_folder, revoke
 from fedkin.deploy.cluster import free_port, stop, write_experiment
 from fedkin.deploy.server import Serving, run_server
 from fedkin.engines.remote import Terms

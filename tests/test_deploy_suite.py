@@ -23,7 +23,7 @@ from test_deploy_hostile import peak as peak_of
 from test_deploy_processes import HERE, Place, Process, experiment, simulate_failing
 
 from fedkin.config import make_config
-from fedkin.deploy import certificates as keys
+from fedkin.deploy import authority
 from fedkin.engines.remote import Terms
 from fedkin.rounds import Result, run_config
 from fedkin.use.model_file import load as load_model
@@ -253,12 +253,12 @@ def test_however_a_site_greets(crew: Crew, kind: str) -> None:
 def certificates(full: Crew) -> Path:
     """What somebody without a key may have all the same."""
     own, made = full.here.folder / "keys", full.here.folder / "strangers"
-    other = keys.new_folder(full.here.folder / "others", ["127.0.0.1"], [full.here.names[0]])
+    other = authority.new_folder(full.here.folder / "others", ["127.0.0.1"], [full.here.names[0]])
     made.mkdir()
-    request = keys.new_site(made, "revoked")
-    keys.sign(own, request)
+    request = authority.new_site(made, "revoked")
+    authority.sign(own, request)
     shutil.copy(own / "sites" / "revoked.crt", made)
-    keys.revoke(own, "revoked")
+    authority.revoke(own, "revoked")
     for kind in ("crt", "key"):
         shutil.copy(other / "sites" / f"{full.here.names[0]}.{kind}", made / f"foreign.{kind}")
         shutil.copy(own / f"server.{kind}", made)

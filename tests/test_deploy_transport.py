@@ -26,8 +26,8 @@ from typer.testing import CliRunner
 pytest.importorskip("cryptography")
 
 from fedkin.cli.application import app
+from fedkin.deploy import authority, door, link, node
 from fedkin.deploy import certificates as keys
-from fedkin.deploy import door, link, node
 from fedkin.deploy.certificates import Identity, identity_of
 from fedkin.deploy.door import Crowd
 from fedkin.deploy.link import Arrived, Link, Lost
@@ -40,7 +40,7 @@ DECLARED = {200, 204, 400, 403, 404, 408, 409, 410, 411, 413, 415, 417, 429, 431
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return keys.new_folder(tmp_path_factory.mktemp("transport") / "keys", ["127.0.0.1"], ["oslo", "rome"])
+    return authority.new_folder(tmp_path_factory.mktemp("transport") / "keys", ["127.0.0.1"], ["oslo", "rome"])
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def test_without_a_certificate(live: Link) -> None:
 
 @pytest.mark.parametrize("name", ["oslo", "elsewhere"])
 def test_a_certificate_of_another_federation(live: Link, tmp_path: Path, name: str) -> None:
-    other = keys.new_folder(tmp_path / "other", ["127.0.0.1"], [name])
+    other = authority.new_folder(tmp_path / "other", ["127.0.0.1"], [name])
     context = trusting()
     context.load_cert_chain(other / "sites" / f"{name}.crt", other / "sites" / f"{name}.key")
     refused_at_the_handshake(live, context)
@@ -193,10 +193,10 @@ def test_the_servers_own_certificate_is_not_a_sites(live: Link, folder: Path) ->
 
 
 def test_an_expired_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "_now", lambda real=keys._now: real() - timedelta(days=10))
-    own = keys.new_folder(tmp_path / "keys", ["127.0.0.1"], ["rome"])
-    request = keys.new_site(tmp_path, "tokyo")
-    keys.sign(own, request, days=5)
+    monkeypatch.setattr(authority, "_now", lambda real=authority._now: real() - timedelta(days=10))
+    own = authority.new_folder(tmp_path / "keys", ["127.0.0.1"], ["rome"])
+    request = authority.new_site(tmp_path, "tokyo")
+    authority.sign(own, request, days=5)
     monkeypatch.undo()
     (tmp_path / "tokyo.crt").write_bytes((own / "sites" / "tokyo.crt").read_bytes())
     context = trusting()
@@ -236,7 +236,7 @@ def test_a_site_cannot_pose_as_the_server(folder: Path) -> None:
 
 
 def test_a_site_signed_but_not_on_the_list(tmp_path: Path) -> None:
-    own = keys.new_folder(tmp_path / "keys", ["127.0.0.1"], ["oslo", "rome"])
+    own = authority.new_folder(tmp_path / "keys", ["127.0.0.1"], ["oslo", "rome"])
     shutil.copytree(own / "sites", tmp_path / "there")
     oslo = identity_of(tmp_path / "there" / "oslo.key", own / "ca.crt")
     with serving(own) as live:
@@ -244,7 +244,7 @@ def test_a_site_signed_but_not_on_the_list(tmp_path: Path) -> None:
             exchange(live, site)
             held = threading.Thread(target=lambda: suppressed(site.receive))
             held.start()
-            keys.revoke(own, "oslo")
+            authority.revoke(own, "oslo")
             begin = time.monotonic()
             assert live.nodes() == {}  # at once, while its question is held
             held.join(20)
@@ -253,8 +253,8 @@ def test_a_site_signed_but_not_on_the_list(tmp_path: Path) -> None:
                 site.receive()
         with pytest.raises(Refused, match="revoked"), Node(where(live), oslo):
             pass
-        request = keys.new_site(tmp_path, "oslo")
-        keys.sign(own, request)  # a new key, while the server runs
+        request = authority.new_site(tmp_path, "oslo")
+        authority.sign(own, request)  # a new key, while the server runs
         (tmp_path / "oslo.crt").write_bytes((own / "sites" / "oslo.crt").read_bytes())
         with Node(where(live), identity_of(tmp_path / "oslo.key", own / "ca.crt")) as site:
             exchange(live, site)
@@ -329,7 +329,7 @@ def test_without_tls_only_on_this_machine() -> None:
 
 
 def test_the_server_does_not_need_the_authoritys_key(tmp_path: Path) -> None:
-    own = keys.new_folder(tmp_path / "keys", ["127.0.0.1"], ["oslo"])
+    own = authority.new_folder(tmp_path / "keys", ["127.0.0.1"], ["oslo"])
     (own / "ca.key").unlink()
     assert keys.check_server(own) == []
     with serving(own) as live, Node(where(live), identity(own, "oslo")) as site:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fedkin.config import make_config
-from fedkin.deploy.certificates import new_folder
+from fedkin.deploy.authority import new_folder
 from fedkin.deploy.cluster import client_words, free_port, start, stop
 from fedkin.deploy.server import OpenLink, Serving, prepare_deployed
 from fedkin.deploy.sites import Sites

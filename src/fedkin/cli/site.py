@@ -74,7 +74,7 @@ def keys_new(
 
     Give ca.crt to every site. Nothing that exists is overwritten.
     """
-    from fedkin.deploy.certificates import new_folder
+    from fedkin.deploy.authority import new_folder
 
     made = new_folder(folder, _listed(host), _listed(sites), days)
     _show_folder(str(made), json)
@@ -96,7 +96,8 @@ def keys_new_site(
 
     Read the fingerprint to whoever runs the server, over the phone or in person.
     """
-    from fedkin.deploy.certificates import fingerprint, load_request, new_site
+    from fedkin.deploy.authority import new_site
+    from fedkin.deploy.certificates import fingerprint, load_request
 
     request = new_site(to, name)
     print_of = fingerprint(load_request(request).public_key())
@@ -128,7 +129,7 @@ def keys_sign(
 
     The same request signed again makes a new certificate for the same key. A server that is running notices.
     """
-    from fedkin.deploy.certificates import sign
+    from fedkin.deploy.authority import sign
 
     site = sign(folder, request, name, replace, days)
     made = f"{folder.rstrip('/')}/sites/{site.name}.crt"
@@ -141,7 +142,7 @@ def keys_sign(
 @_key_command("revoke", "fedkin keys revoke keys siteA")
 def keys_revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The site.")], json: Json = False) -> None:
     """Take a site off the list; its certificate is refused from now on, by a server that is running, too."""
-    from fedkin.deploy.certificates import revoke
+    from fedkin.deploy.authority import revoke
 
     site = revoke(folder, name)
     if json:
@@ -152,7 +153,7 @@ def keys_revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The si
 @_key_command("renew", "fedkin keys renew keys --host server.example.org")
 def keys_renew(folder: Folder, host: Hosts, json: Json = False) -> None:
     """A new certificate for the server, by the same authority; the sites change nothing."""
-    from fedkin.deploy.certificates import renew_server
+    from fedkin.deploy.authority import renew_server
 
     renew_server(folder, _listed(host))
     _show_folder(folder, json)

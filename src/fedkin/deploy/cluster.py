@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from fedkin.config import Config
-from fedkin.deploy.certificates import new_folder
+from fedkin.deploy.authority import new_folder
 from fedkin.errors import FedKinError, UsageError
 
 Say = Callable[[str], None]

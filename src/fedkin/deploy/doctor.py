@@ -25,6 +25,8 @@ WAIT = 5.0  # seconds for each word of the server
 SOON = 30  # days before a certificate runs out
 OFF = 300.0  # seconds that a clock may be wrong: certificates go by it
 PACKAGES = ("h11", "httpx", "cryptography")
+SIGN = "on the server: fedkin keys sign DIR NAME.csr; copy DIR/sites/NAME.crt"
+RENEW = "on the server: fedkin keys renew DIR --host NAME"
 
 State = Literal["ok", "warning", "failed", "skipped"]
 
@@ -35,6 +37,10 @@ class Step:
     state: State
     found: str
     fix: str = ""
+
+
+def failed(name: str, found: object, fix: str) -> Step:
+    return Step(name, "failed", str(found), fix)
 
 
 def examine(
@@ -87,7 +93,7 @@ def _packages() -> Step:
     try:
         found = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     except PackageNotFoundError as error:
-        return Step("packages", "failed", f"{error.name} is not installed", "pip install 'fedkin[deploy]'")
+        return failed("packages", f"{error.name} is not installed", "pip install 'fedkin[deploy]'")
     return Step("packages", "ok", f"{found}, {ssl.OPENSSL_VERSION}")
 
 
@@ -97,7 +103,7 @@ def _key(key: str) -> Step:
 
         found = fingerprint(load_private(key).public_key())
     except FedKinError as error:
-        return Step("key", "failed", str(error), "fedkin keys new-site NAME makes a key; see docs/deploy.md")
+        return failed("key", error, "fedkin keys new-site NAME makes a key; see docs/deploy.md")
     return Step("key", "ok", f"{found}; the authority must have signed this one")
 
 
@@ -108,33 +114,34 @@ def _own_certificate(key: str, ca: str, cert: str | None) -> Step:
 
         found = identity_of(key, ca, cert).check()
     except FedKinError as error:
-        return Step(name, "failed", str(error), "on the server: fedkin keys sign DIR NAME.csr; copy DIR/sites/NAME.crt")
+        return failed(name, error, SIGN)
     days = int((found.expires.timestamp() - time.time()) // 86400)
     words = f"of {found.name!r}, valid for {days} days more (until {found.expires:%Y-%m-%d})"
-    if days < SOON:
-        return Step(name, "warning", words, "on the server: fedkin keys sign DIR NAME.csr; copy DIR/sites/NAME.crt")
-    return Step(name, "ok", words)
+    return Step(name, "warning", words, SIGN) if days < SOON else Step(name, "ok", words)
 
 
 def _data(data: str, config: Config | None) -> Iterator[Step]:
+    import numpy as np
+
+    from fedkin.data.dataset import encode_labels
     from fedkin.data.own import read_site
 
     try:
         own = read_site(data, Path(data).stem)
     except FedKinError as error:
-        yield Step("data", "failed", str(error), "docs/your-data.md shows what a data file looks like")
+        yield failed("data", error, "docs/your-data.md shows what a data file looks like")
         return
-    x, y = own.x, own.y
     held = "" if own.tests is None else f", the last {own.tests} for testing"
-    yield Step("data", "ok", f"{len(x)} samples of shape {x.shape[1:]} ({x.dtype}){held}")
-    names, counts = _classes(y)
+    yield Step("data", "ok", f"{len(own.x)} samples of shape {own.x.shape[1:]} ({own.x.dtype}){held}")
+    codes, names = encode_labels(own.y)
+    counts = np.bincount(codes, minlength=len(names)).tolist()
     shown = ", ".join(f"{n}: {c}" for n, c in list(zip(names, counts, strict=True))[:20])
     shown += f", ... ({len(names)} in all)" if len(names) > 20 else ""
     if len(names) < 2:
         yield Step("classes", "warning", f"only one class: {shown}", "a model learns nothing from one class alone")
     else:
         yield Step("classes", "ok", shown)
-    yield _fits(x, y, config)
+    yield _fits(own.x, codes, len(names), config)
 
 
 def _policy(policy: str, config: Config | None) -> Step:
@@ -148,43 +155,32 @@ def _policy(policy: str, config: Config | None) -> Step:
             return Step("policy", "ok", f"{policy} can be kept; --config FILE.toml asks it about an experiment")
         rules.check(config, options_of(METHODS[config.method], config.options, config.method))
     except Declined as error:
-        return Step("policy", "failed", f"the experiment is declined: {error}", "agree with whoever runs the server")
+        return failed("policy", f"the experiment is declined: {error}", "agree with whoever runs the server")
     except FedKinError as error:
-        return Step("policy", "failed", str(error), "docs/security.md shows what a policy looks like")
+        return failed("policy", error, "docs/security.md shows what a policy looks like")
     return Step("policy", "ok", f"{policy} allows the experiment")
 
 
-def _classes(y: Any) -> tuple[list[str], list[int]]:
-    import numpy as np
-
-    from fedkin.data.dataset import encode_labels
-
-    codes, names = encode_labels(y)
-    return list(names), np.bincount(codes, minlength=len(names)).tolist()
-
-
-def _fits(x: Any, y: Any, config: Config | None) -> Step:
+def _fits(x: Any, codes: Any, classes: int, config: Config | None) -> Step:
     """One batch through the network that the experiment names (or the usual one for such samples)."""
     import torch
 
     from fedkin.compute.batches import Source
     from fedkin.compute.layout import Layout
-    from fedkin.data.dataset import encode_labels
     from fedkin.models import build, default_model
 
-    codes, names = encode_labels(y)
     chosen = (config.model if config else None) or default_model(x.shape[1:], 0)
     try:
-        network = build(chosen, x.shape[1:], max(2, len(names)))
+        network = build(chosen, x.shape[1:], max(2, classes))
         batch = Source(x[:16], codes[:16], torch.device("cpu")).batch(torch.arange(min(16, len(x))))
         head, buffers = (config.head, config.buffers) if config else (None, "average")
         layout = Layout.of(network, head, buffers, example=batch)
         with torch.no_grad():
             finite = bool(network.eval()(batch).isfinite().all())
     except (FedKinError, RuntimeError, ValueError) as error:
-        return Step("model", "failed", f"{chosen}: {error}", "choose another with model = ... in the experiment's file")
+        return failed("model", f"{chosen}: {error}", "choose another with model = ... in the experiment's file")
     if not finite:
-        return Step("model", "failed", f"{chosen} gives values that are not finite", "scale the features to -1..1")
+        return failed("model", f"{chosen} gives values that are not finite", "scale the features to -1..1")
     megabytes = 4 * layout.size() / 1e6
     return Step("model", "ok", f"{chosen} takes them; {layout.parameters:,} weights, {megabytes:.1f} MB if all travel")
 
@@ -214,7 +210,7 @@ def _server(
             context = ssl.create_default_context(cafile=str(Path(ca).expanduser()))
         except (OSError, ssl.SSLError) as error:
             reason = getattr(error, "strerror", None) or error
-            yield Step("TLS", "failed", f"{ca} is no certificate: {reason}", "copy ca.crt from the server's folder")
+            yield failed("TLS", f"{ca} is no certificate: {reason}", "copy ca.crt from the server's folder")
             return
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         shown = _show(context, key, cert)
@@ -253,69 +249,45 @@ def _join(server: str, ca: str | None, key: str | None, cert: str | None, insecu
         with Node(server, None if ca is None or key is None else identity_of(key, ca, cert)):
             pass
     except FedKinError as error:
-        return Step(
-            "joining", "failed", str(error), "is a client running here? On the server: fedkin keys sign DIR NAME.csr"
-        )
+        return failed("joining", error, "is a client running here? On the server: fedkin keys sign DIR NAME.csr")
     return Step("joining", "ok", "the server let the site in")
 
 
 def _unreachable(host: str, port: int, error: OSError) -> Step:
-    if isinstance(error, socket.gaierror):
-        return Step("network", "failed", f"nobody knows a host {host!r}", "check the name, or use the IP address")
-    if isinstance(error, TimeoutError):
-        return Step("network", "failed", f"{host}:{port} does not answer", "a firewall may drop it: allow outgoing TCP")
-    if isinstance(error, ConnectionRefusedError):
-        return Step("network", "failed", f"{host}:{port} refuses", "is `fedkin server` running, and on this port?")
-    return Step("network", "failed", f"{host}:{port}: {error}", "check the address and this machine's network")
+    known: dict[type[OSError], tuple[str, str]] = {
+        socket.gaierror: (f"nobody knows a host {host!r}", "check the name, or use the IP address"),
+        TimeoutError: (f"{host}:{port} does not answer", "a firewall may drop it: allow outgoing TCP"),
+        ConnectionRefusedError: (f"{host}:{port} refuses", "is `fedkin server` running, and on this port?"),
+    }
+    other = (f"{host}:{port}: {error}", "check the address and this machine's network")
+    return failed("network", *next((words for kind, words in known.items() if isinstance(error, kind)), other))
 
 
 def _handshake_failed(host: str, port: int, ca: str, error: Exception) -> Step:
-    name = "TLS"
     if isinstance(error, ssl.SSLCertVerificationError):
-        code, why = error.verify_code, error.verify_message
-        if code in (62, 64):
-            return Step(
-                name,
-                "failed",
-                f"the certificate is not good for {host}: {why}",
-                "use a name it was made for, or on the server: fedkin keys renew DIR --host NAME",
-            )
-        if code == 10:
-            return Step(
-                name,
-                "failed",
-                f"a certificate ran out: {why}",
-                "on the server: fedkin keys renew DIR --host NAME; or set this machine's clock",
-            )
-        if code == 9:
-            return Step(name, "failed", f"a certificate is not valid yet: {why}", "set this machine's clock")
-        return Step(
-            name,
-            "failed",
-            f"{ca} did not sign the server's certificate: {why}",
+        other = (
+            f"{ca} did not sign the server's certificate",
             "get ca.crt from whoever runs the server; if you have it, this is another server",
         )
+        host_differs = (f"the certificate is not good for {host}", f"use a name it was made for, or {RENEW}")
+        found, fix = {
+            9: ("a certificate is not valid yet", "set this machine's clock"),
+            10: ("a certificate ran out", f"{RENEW}; or set this machine's clock"),
+            62: host_differs,
+            64: host_differs,
+        }.get(error.verify_code, other)
+        return failed("TLS", f"{found}: {error.verify_message}", fix)
+    port_of = "is this the port of `fedkin server`"
     if isinstance(error, TimeoutError):
-        return Step(name, "failed", "no answer to the TLS greeting", "is this the port of `fedkin server`?")
-    return Step(
-        name,
-        "failed",
-        f"{host}:{port} does not speak TLS ({error})",
-        "is this the port of `fedkin server`, and was it started with keys?",
-    )
+        return failed("TLS", "no answer to the TLS greeting", f"{port_of}?")
+    return failed("TLS", f"{host}:{port} does not speak TLS ({error})", f"{port_of}, and was it started with keys?")
 
 
 def _expiry(peer: Any, now: float) -> Step:
     ends = str(peer.get("notAfter", ""))
     days = int((ssl.cert_time_to_seconds(ends) - now) // 86400)
-    if days < SOON:
-        return Step(
-            "certificate",
-            "warning",
-            f"valid for {days} days more (until {ends})",
-            "on the server: fedkin keys renew DIR --host NAME",
-        )
-    return Step("certificate", "ok", f"valid for {days} days more (until {ends})")
+    words = f"valid for {days} days more (until {ends})"
+    return Step("certificate", "warning", words, RENEW) if days < SOON else Step("certificate", "ok", words)
 
 
 def _date(connection: socket.socket, host: str) -> float | None:
