@@ -143,9 +143,9 @@ def install(lies: list[str]) -> None:
         original = getattr(worker.Worker, name)
         setattr(worker.Worker, name, lambda self, *given: lie(kind, original(self, *given)))
 
-    def reply(self: node.Node, to: Any, pieces: list[bytes]) -> None:
-        if b"".join(pieces) != SILENT:
-            send(self, to, pieces)
+    def reply(self: node.Node, to: Any, content: bytes) -> None:
+        if content != SILENT:
+            send(self, to, content)
 
     worker.Worker._call, node.Node.reply = call, reply  # type: ignore[method-assign]
     for name in ("hello", "join"):

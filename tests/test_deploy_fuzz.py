@@ -167,11 +167,11 @@ def test_requests_get_declared_answers_only(folder: Path, oslo: ssl.SSLContext, 
         eventually(lambda: len(live._door._open) == 0)
         with Node(where(live), identity(folder, "rome") if tls else None) as site:
             number = max(live.nodes())
-            ticket = live.push(number, {"own": [b"?"]}, 60)
+            ticket = live.push(number, {"own": b"?"}, 60)
             incoming = site.receive()
             assert incoming is not None
-            site.reply(incoming, [b"still here"])
-            assert [a.pieces for a in live.pull([str(ticket)])] == [[b"still here"]]  # type: ignore[union-attr]
+            site.reply(incoming, b"still here")
+            assert [a.parcel for a in live.pull([str(ticket)])] == [b"still here"]  # type: ignore[union-attr]
 
 
 def said(live: Link, context: ssl.SSLContext | None, words: bytes) -> bytes:
@@ -263,7 +263,7 @@ def test_answers_raise_declared_errors_only(count: int) -> None:
                 elif n % 3 == 1:
                     site.receive()
                 else:
-                    site.reply(Incoming("1.1", {}, 1000), [b"mine"])
+                    site.reply(Incoming("1.1", {}, 1000), b"mine")
                 taken += 1
         site._client.close()
         site._beats.close()
@@ -283,7 +283,7 @@ def test_letters_are_answered_in_words(tmp_path: Path, count: int) -> None:
     with at_most(128 << 20):
         for n in range(count):
             frame = (bent(good, rng), reframed(good, rng), hostile(other))[n % 3]
-            parcels = {"own": [frame]} if n % 4 else {"own": [good], "all": [frame]}
+            parcels = {"own": frame} if n % 4 else {"own": good, "all": frame}
             kinds.add(str(unpack(told.worker.answer(parcels)).fields["kind"]))
     assert kinds == {"failed", "reply"}
     assert len((tmp_path / "site" / "record.jsonl").read_text().splitlines()) == before + count

@@ -103,13 +103,13 @@ def eventually(what: Callable[[], bool], seconds: float = 20.0) -> None:
 def exchange(live: Link, site: Node, size: int = 1000) -> None:
     """One letter there and its reply back."""
     [number] = [n for n, name in live.nodes().items() if name == "oslo"]
-    ticket = live.push(number, {"all": live.records(bytes(size)), "own": live.records(b"mine")}, 60)
+    ticket = live.push(number, {"all": bytes(size), "own": b"mine"}, 60)
     assert ticket is not None
     incoming = site.receive()
     assert incoming is not None
-    assert incoming.parcels == {"all": [bytes(size)], "own": [b"mine"]}
-    site.reply(incoming, [b"thanks"])
-    assert live.pull([ticket]) == [Arrived(ticket, [b"thanks"])]
+    assert incoming.parcels == {"all": bytes(size), "own": b"mine"}
+    site.reply(incoming, b"thanks")
+    assert live.pull([ticket]) == [Arrived(ticket, b"thanks")]
 
 
 # ---------------------------------------------------------------- who is let in
@@ -318,14 +318,14 @@ def test_without_tls_only_on_this_machine() -> None:
             Node(server)
     with serving(None) as live, Node(where(live)) as one, Node(where(live)) as two:
         assert list(live.nodes().values()) == [None, None]
-        ticket = live.push(2, {"own": [b"x"]}, 10)
+        ticket = live.push(2, {"own": b"x"}, 10)
         assert ticket is not None
         incoming = two.receive()
         assert incoming is not None
-        one.reply(incoming, [b"not mine to answer"])
+        one.reply(incoming, b"not mine to answer")
         assert live.pull([ticket]) == []
-        two.reply(incoming, [b"mine"])
-        assert live.pull([ticket]) == [Arrived(ticket, [b"mine"])]
+        two.reply(incoming, b"mine")
+        assert live.pull([ticket]) == [Arrived(ticket, b"mine")]
 
 
 def test_the_server_does_not_need_the_authoritys_key(tmp_path: Path) -> None:
@@ -390,14 +390,14 @@ def test_delayed_and_flipped_traffic_breaks_connections_and_no_letters(folder: P
                     number = next(iter(live.nodes()), None)
                     if number is None:  # both of its connections broke
                         break
-                    ticket = live.push(number, {"own": [b"mine"], "all": [bytes(range(256)) * 400]}, 60)
+                    ticket = live.push(number, {"own": b"mine", "all": bytes(range(256)) * 400}, 60)
                     assert ticket is not None
                     incoming = site.receive()
                     assert incoming is not None
-                    assert incoming.parcels == {"own": [b"mine"], "all": [bytes(range(256)) * 400]}
-                    site.reply(incoming, [bytes(range(255, -1, -1)) * 400])
+                    assert incoming.parcels == {"own": b"mine", "all": bytes(range(256)) * 400}
+                    site.reply(incoming, bytes(range(255, -1, -1)) * 400)
                     [found] = live.pull([ticket])
-                    assert found == Arrived(ticket, [bytes(range(255, -1, -1)) * 400])
+                    assert found == Arrived(ticket, bytes(range(255, -1, -1)) * 400)
                     done += 1
             if done >= 8:
                 break
@@ -661,7 +661,7 @@ def test_only_replies_to_what_was_asked_once_and_no_larger_than_said(folder: Pat
             assert push(guess, b"x" * 1000) == [410]
         live.limit = 1000
         [number] = live.nodes()
-        first, second, third = (live.push(number, {"own": [b"?"]}, 60) for _ in range(3))
+        first, second, third = (live.push(number, {"own": b"?"}, 60) for _ in range(3))
         assert first is not None
         assert second is not None
         assert third is not None
@@ -671,17 +671,17 @@ def test_only_replies_to_what_was_asked_once_and_no_larger_than_said(folder: Pat
         assert push(second, b"r") == [410]
         found = {f.ticket: f for f in live.pull([first, second, third])}
         assert found == {
-            first: Arrived(first, [b"r" * 1000]),
+            first: Arrived(first, b"r" * 1000),
             second: Lost(second, "its reply is larger than the limit of 1000 bytes", True),
         }
         live.forget([third])
         assert push(third, b"late") == [410]
         with Node(where(live), identity(folder, "rome")) as other:
-            fourth = live.push(number, {"own": [b"?"]}, 60)
+            fourth = live.push(number, {"own": b"?"}, 60)
             assert fourth is not None
-            other.reply(node.Incoming(fourth, {}, 1000), [b"in another's name"])
+            other.reply(node.Incoming(fourth, {}, 1000), b"in another's name")
             assert live.pull([fourth]) == []
-        expired = live.push(number, {"own": [b"?"]}, -1)
+        expired = live.push(number, {"own": b"?"}, -1)
         assert expired is not None
         assert live.pull([expired]) == [Lost(expired, "its time was up")]
         assert live.pull(["77.7"]) == [Lost("77.7", "the connection to it was lost")]
@@ -691,7 +691,7 @@ def test_only_replies_to_what_was_asked_once_and_no_larger_than_said(folder: Pat
 def test_what_is_not_read_to_its_end_is_not_taken(live: Link, folder: Path, oslo: ssl.SSLContext) -> None:
     with Node(where(live), identity(folder, "oslo")) as site:
         [number] = live.nodes()
-        ticket = live.push(number, {"own": [b"?"]}, 60)
+        ticket = live.push(number, {"own": b"?"}, 60)
         assert ticket is not None
         head = f"POST /push HTTP/1.1\r\nhost: x\r\nfedkin-session: {site._session}\r\nfedkin-ticket: {ticket}\r\n"
         with closing(dial(live, oslo)) as connection:
@@ -700,8 +700,8 @@ def test_what_is_not_read_to_its_end_is_not_taken(live: Link, folder: Path, oslo
         assert live.pull([ticket]) == []
         incoming = site.receive()
         assert incoming is not None
-        site.reply(incoming, [b"whole"])
-        assert live.pull([ticket]) == [Arrived(ticket, [b"whole"])]
+        site.reply(incoming, b"whole")
+        assert live.pull([ticket]) == [Arrived(ticket, b"whole")]
 
 
 def test_a_site_holds_a_few_connections_and_the_newest_stay(live: Link, folder: Path, oslo: ssl.SSLContext) -> None:
@@ -723,7 +723,7 @@ def test_slow_headers_and_slow_bodies_have_their_time(
         assert listen(connection) == b""
     with Node(where(live), identity(folder, "oslo")) as site:
         [number] = live.nodes()
-        ticket = live.push(number, {"own": [b"?"]}, 60)
+        ticket = live.push(number, {"own": b"?"}, 60)
         head = f"POST /push HTTP/1.1\r\nhost: x\r\nfedkin-session: {site._session}\r\nfedkin-ticket: {ticket}\r\n"
         assert statuses(shout(live, oslo, f"{head}content-length: 100\r\n\r\n".encode())) == [408]
 
@@ -732,7 +732,7 @@ def test_a_broken_answer_is_sent_again(live: Link, folder: Path, oslo: ssl.SSLCo
     """A letter that was lost on the way comes with the next question; a reply that came twice counts once."""
     with Node(where(live), identity(folder, "oslo")) as site:
         [number] = live.nodes()
-        ticket = live.push(number, {"own": [bytes(5_000_000)]}, 60)
+        ticket = live.push(number, {"own": bytes(5_000_000)}, 60)
         assert ticket is not None
         ask = f"POST /pull HTTP/1.1\r\nhost: x\r\nfedkin-session: {site._session}\r\nfedkin-after: 0\r\n\r\n"
         with closing(dial(live, oslo)) as connection:
@@ -741,9 +741,9 @@ def test_a_broken_answer_is_sent_again(live: Link, folder: Path, oslo: ssl.SSLCo
         incoming = site.receive()
         assert incoming is not None
         assert incoming.ticket == ticket
-        site.reply(incoming, [b"once"])
-        site.reply(incoming, [b"twice"])
-        assert live.pull([ticket]) == [Arrived(ticket, [b"once"])]
+        site.reply(incoming, b"once")
+        site.reply(incoming, b"twice")
+        assert live.pull([ticket]) == [Arrived(ticket, b"once")]
 
 
 # ---------------------------------------------------------------- servers that misbehave

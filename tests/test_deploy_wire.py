@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedkin.core.federation import Each, Masked, wire_bytes
-from fedkin.deploy.wire import BLOCK, DTYPES, LIMIT, MAGIC, WireError, pack, pieces, unpack
+from fedkin.deploy.wire import BLOCK, DTYPES, LIMIT, MAGIC, WireError, pack, unpack
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -160,17 +160,9 @@ def test_size_limits() -> None:
     assert LIMIT == 2 << 30
 
 
-class Piece(bytes):
-    """Says how long it would be; joining it would show."""
-
-    def __len__(self) -> int:
-        return 15 << 20
-
-
-def test_pieces_are_counted_before_they_are_joined() -> None:
-    """One object under three hundred names costs its sender nothing."""
-    with pytest.raises(WireError, match=f"{300 * (15 << 20)} bytes, more than the limit"):
-        unpack([Piece(b"x")] * 300, limit=1 << 24)
+def test_bytes_are_counted_before_they_are_read() -> None:
+    with pytest.raises(WireError, match="1001 bytes, more than the limit of 1000"):
+        unpack(bytes(1001), limit=1000)
 
 
 def hostile(rng: np.random.Generator) -> bytes:
@@ -222,13 +214,6 @@ def test_two_thousand_hostile_frames_raise_one_error_and_cost_no_memory() -> Non
                 assert not isinstance(tensor, Tensor) or tensor.numel() * tensor.element_size() <= limit
     assert passed > 20  # some are not wrong at all
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * (limit >> 10)  # in KiB
-
-
-def test_pieces_are_put_together_again() -> None:
-    parcel = pack({"model": torch.arange(1000.0)})
-    parts = pieces(parcel, 999)
-    assert [len(p) for p in parts[:-1]] == [999] * (len(parts) - 1)
-    assert torch.equal(unpack(iter(parts)).values["model"], torch.arange(1000.0))  # type: ignore[arg-type]
 
 
 def test_only_what_is_under_the_mask_travels_and_a_mask_that_is_known_does_not() -> None:

@@ -125,7 +125,7 @@ class Told:
         self.labels = together(facts)[2]
 
     def ask(self, values: Mapping[str, Any] | None = None, **fields: Any) -> Parcel:
-        return unpack(self.worker.answer({"own": [pack(values or {}, fields)]}))
+        return unpack(self.worker.answer({"own": pack(values or {}, fields)}))
 
     def join(self, attempt: int = 1, round: int = 0, **change: Any) -> Parcel:
         config = {k: v for k, v in self.job.config.to_dict().items() if k in TRAVELS}
@@ -450,8 +450,8 @@ def test_no_greeting_ends_the_server(reply: bytes) -> None:
     lines, refused = list[str](), list[str]()
     sites = Sites(Deaf(), lines.append)  # type: ignore[arg-type]
     sites._refuse = lambda node, why: refused.append(why)  # type: ignore[method-assign]
-    sites._hear(7, "hello", Arrived("t", [reply]), "oslo")
-    sites._hear(7, "join", Arrived("t", [reply]), "oslo")
+    sites._hear(7, "hello", Arrived("t", reply), "oslo")
+    sites._hear(7, "join", Arrived("t", reply), "oslo")
     assert len(lines) == 2
     assert len(refused) == 1
     assert sites.facts == {}
@@ -466,7 +466,7 @@ def test_a_small_reply_that_would_become_large_is_refused() -> None:
     header = int.from_bytes(small[4:8], "little") + len(large) - len(small)
     large = large[:4] + header.to_bytes(4, "little") + large[8:]
     assert len(large) < 500
-    found = delivery([large], 64 << 20)
+    found = delivery(large, 64 << 20)
     assert isinstance(found, Invalid)
     assert "would become 9500000001 bytes, more than the limit of 67108864" in found.reason
 

@@ -75,7 +75,7 @@ def _listen(worker: Worker, node: Node, seen: Callable[[], None]) -> None:
                 reply = pack({}, {"kind": "failed", "reason": reason})
             if worker.failed:
                 time.sleep(SLOWLY)  # a server that asks in vain fills neither a disk nor a log
-            node.reply(incoming, [reply])
+            node.reply(incoming, reply)
             if worker.refused is not None:
                 reason, worker.refused = worker.refused, None
                 raise Refused(reason)

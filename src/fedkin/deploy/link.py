@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,10 +35,10 @@ STARTUP = 20.0
 
 @dataclass(frozen=True)
 class Arrived:
-    """A reply: its pieces, not looked at yet."""
+    """A reply, not looked at yet."""
 
     ticket: str
-    pieces: list[bytes]
+    parcel: bytes
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Lost:
 class _Letter:
     ticket: str
     number: int
-    parcels: Mapping[str, Sequence[bytes]]
+    parcels: Mapping[str, bytes]
     until: float
     most: int
     reply: bytes | None = None
@@ -177,8 +177,8 @@ class Link:
 
     # ------------------------------------------------------------ letters
 
-    def push(self, node: int, parcels: Mapping[str, Sequence[bytes]], ttl: float) -> str | None:
-        """Leave a letter for a site: named parcels, each in pieces. The ticket for its reply; None: it is not there."""
+    def push(self, node: int, parcels: Mapping[str, bytes], ttl: float) -> str | None:
+        """Leave a letter for a site: named parcels. The ticket for its reply; None: it is not there."""
         with self._lock:
             self._expire()
             session = self._sessions.get(node)
@@ -192,10 +192,6 @@ class Link:
             self._wake(session)
             return ticket
 
-    def records(self, parcel: bytes) -> list[bytes]:
-        """A parcel as `push` takes it; the same one may go into several letters."""
-        return [parcel]
-
     def pull(self, tickets: Iterable[str]) -> list[Arrived | Lost]:
         """Replies that have come in full since the last time, and those that will not come."""
         found: list[Arrived | Lost] = []
@@ -208,7 +204,7 @@ class Link:
                 elif letter.refused is not None:
                     found.append(Lost(ticket, letter.refused, invalid=True))
                 elif letter.reply is not None:
-                    found.append(Arrived(ticket, [letter.reply]))
+                    found.append(Arrived(ticket, letter.reply))
                 elif time.monotonic() > letter.until:
                     found.append(Lost(ticket, "its time was up"))
             self.forget(f.ticket for f in found)
@@ -298,15 +294,10 @@ class Link:
                 session.heard = time.monotonic()
                 letter = next((x for x in session.letters.values() if x.number > int(after) and x.reply is None), None)
             if letter is not None:
-                parcels = {name: list(pieces) for name, pieces in letter.parcels.items()}
-                sizes = ",".join(f"{name}={sum(map(len, pieces))}" for name, pieces in parcels.items())
-                known = {
-                    "fedkin-ticket": letter.ticket,
-                    "fedkin-number": str(letter.number),
-                    "fedkin-parcels": sizes,
-                    "fedkin-most": str(letter.most),
-                }
-                return Answer(200, known, [piece for pieces in parcels.values() for piece in pieces])
+                sizes = ",".join(f"{name}={len(parcel)}" for name, parcel in letter.parcels.items())
+                known = {"ticket": letter.ticket, "number": letter.number, "parcels": sizes, "most": letter.most}
+                headers = {f"fedkin-{name}": str(value) for name, value in known.items()}
+                return Answer(200, headers, list(letter.parcels.values()))
             left = until - time.monotonic()
             if left <= 0:
                 return Answer(204)

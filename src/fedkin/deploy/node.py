@@ -11,7 +11,7 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -42,10 +42,10 @@ class Refused(FedKinError):
 
 @dataclass(frozen=True)
 class Incoming:
-    """A letter: its parcels by name, each in pieces; and how many bytes the reply may have."""
+    """A letter: its parcels by name; and how many bytes the reply may have."""
 
     ticket: str
-    parcels: dict[str, list[bytes]]
+    parcels: dict[str, bytes]
     most: int
 
 
@@ -150,9 +150,8 @@ class Node:
         self._after = max(self._after, number)
         return Incoming(_word(answer.headers, "fedkin-ticket"), parcels, most)
 
-    def reply(self, to: Incoming, pieces: Sequence[bytes]) -> None:
+    def reply(self, to: Incoming, content: bytes) -> None:
         """Answer a letter. One that is not waited for any more is not sent again."""
-        content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         with suppress(_NotWanted):
             self._ask("/push", {**self._known(), "fedkin-ticket": to.ticket}, content)
 
@@ -259,15 +258,15 @@ def _number(headers: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _parcels(sizes: str, body: bytes) -> dict[str, list[bytes]]:
+def _parcels(sizes: str, body: bytes) -> dict[str, bytes]:
     """The parcels of a letter, whose names and sizes its header tells."""
-    found: dict[str, list[bytes]] = {}
+    found: dict[str, bytes] = {}
     at = 0
     for part in sizes.split(","):
         name, _, size = part.partition("=")
         if name not in PARCELS or name in found or not (size.isascii() and size.isdigit()) or len(size) > 15:
             raise FedKinError(f"a letter that cannot be read: its parcels are {sizes[:100]!r}")
-        found[name] = [body[at : at + int(size)]]
+        found[name] = body[at : at + int(size)]
         at += int(size)
     if at != len(body):
         raise FedKinError(f"a letter that cannot be read: it has {len(body)} bytes, its parcels {at}")

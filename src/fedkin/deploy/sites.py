@@ -248,7 +248,7 @@ class Sites:
         try:
             if isinstance(found, Lost):
                 raise DataError(found.reason)
-            fields = unpack(found.pieces, GREETING).fields
+            fields = unpack(found.parcel, GREETING).fields
             if fields.get("kind") == "failed":
                 raise DataError(_text(fields.get("reason")))
             if kind == "hello":
@@ -318,9 +318,9 @@ class Sites:
     def _refuse(self, node: int, reason: str) -> None:
         self._link.push(node, self._own({"kind": "refused", "reason": reason}), TALK)
 
-    def _own(self, fields: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
+    def _own(self, fields: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> dict[str, bytes]:
         # the nonce makes a message's id one that nobody can guess, and so its reply one that nobody else can give
-        return {"own": self._link.records(pack(values or {}, {**fields, "nonce": secrets.token_hex(16)}))}
+        return {"own": pack(values or {}, {**fields, "nonce": secrets.token_hex(16)})}
 
     # ------------------------------------------------------------ the post
 
@@ -336,7 +336,7 @@ class Sites:
         away: dict[int, str] = {}
         shared = {k: v for k, v in message.items() if not isinstance(v, Each)}
         rows = {k: v for k, v in message.items() if isinstance(v, Each)}
-        common = {"all": self._link.records(pack(shared, {}, self._transport))} if shared else {}
+        common = {"all": pack(shared, {}, self._transport)} if shared else {}
         for place, client in enumerate(ids):
             if client not in self._ready:
                 away[client] = self.trouble.get(self._seats[client], "it is not connected")
@@ -349,7 +349,7 @@ class Sites:
                 "nonce": secrets.token_hex(16),
             }
             mine = pack({k: Each(v.rows[place : place + 1]) for k, v in rows.items()}, whole, self._transport)
-            parcels = {**common, "own": self._link.records(mine)}
+            parcels = {**common, "own": mine}
             ticket = self._link.push(self._nodes[self._seats[client]], parcels, bounds.seconds + MARGIN)
             if ticket is None:
                 away[client] = "the connection to it was lost"
@@ -365,7 +365,7 @@ class Sites:
             if isinstance(found, Lost):
                 came[client] = Invalid(found.reason) if found.invalid else found.reason
             else:
-                came[client] = delivery(found.pieces, limit)
+                came[client] = delivery(found.parcel, limit)
         return came
 
     def cancel(self, ids: Sequence[int]) -> None:
@@ -375,10 +375,10 @@ class Sites:
             del self._calls[ticket]
 
 
-def delivery(pieces: list[bytes], limit: int) -> Came:
+def delivery(content: bytes, limit: int) -> Came:
     """A reply as it came, made into values if those take no more than `limit` bytes."""
     try:
-        parcel = unpack(pieces, limit)
+        parcel = unpack(content, limit)
     except WireError as error:
         return Invalid(str(error))
     except Exception as error:  # nothing that a site sends ends the server

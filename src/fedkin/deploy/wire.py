@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -150,24 +150,16 @@ def _along(flag: Tensor, shape: Sequence[int]) -> Tensor:
     return flag.reshape(*flag.shape, *[1] * (len(shape) - flag.dim())).expand(*shape)
 
 
-def pieces(parcel: bytes, size: int) -> list[bytes]:
-    """The parcel in pieces of at most `size` bytes, for transports that bound a single object."""
-    return [parcel[i : i + size] for i in range(0, len(parcel), size)]
-
-
 # ---------------------------------------------------------------- unpacking
 
 
-def unpack(parcel: bytes | Iterable[bytes], limit: int = LIMIT) -> Parcel:
-    """What a parcel (or its pieces) holds; `WireError` says what is wrong with it.
+def unpack(whole: bytes, limit: int = LIMIT) -> Parcel:
+    """What a parcel holds; `WireError` says what is wrong with it.
 
-    `limit` bounds what it may become in memory, which is looked at before anything is made, even of pieces; while it
-    is unpacked, a few times as much is needed."""
-    parts = [parcel] if isinstance(parcel, bytes) else list(parcel)
-    size = sum(map(len, parts))
-    if size > limit:
-        _refuse(f"{size} bytes, more than the limit of {limit}")
-    whole = b"".join(parts)
+    `limit` bounds what it may become in memory, which is looked at before anything is made; while it is unpacked,
+    a few times as much is needed."""
+    if len(whole) > limit:
+        _refuse(f"{len(whole)} bytes, more than the limit of {limit}")
     if whole[:4] != MAGIC:
         _refuse("it does not begin like a FedKin message")
     length = int.from_bytes(whole[4:8], "little")

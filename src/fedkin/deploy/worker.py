@@ -188,9 +188,9 @@ class Worker:
             raise FedKinError(f"{self.data}: {len(order)} samples are too few to keep {share:g} of them for testing")
         self.own = replace(own, x=own.x[order], y=own.y[order], tests=tests)
 
-    def answer(self, parcels: Mapping[str, list[bytes]]) -> bytes:
+    def answer(self, parcels: Mapping[str, bytes]) -> bytes:
         """The reply to a message, on record before it leaves."""
-        self._noted = {"asked_bytes": sum(len(piece) for pieces in parcels.values() for piece in pieces)}
+        self._noted = {"asked_bytes": sum(map(len, parcels.values()))}
         reply = self._answer(parcels)
         try:
             self._record(len(reply))
@@ -208,7 +208,7 @@ class Worker:
         finally:
             os.close(file)
 
-    def _answer(self, parcels: Mapping[str, list[bytes]]) -> bytes:
+    def _answer(self, parcels: Mapping[str, bytes]) -> bytes:
         """Whatever goes wrong becomes a reply that says so."""
         try:
             own = unpack(parcels["own"], self.limit)
