@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,7 +24,7 @@ from fedkin.cli.flags import seeds_of
 from fedkin.config import Config
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS
-from fedkin.papers import render
+from fedkin.papers import html_page, markdown, result_files, results_page
 from fedkin.papers import verdicts as compare
 from fedkin.papers.measures import METRICS, Outcome, Point, Traces, facts, value_of
 from fedkin.papers.plan import Data, Plan, calibrate, make_plan, quick
@@ -769,7 +770,7 @@ def test_a_note_about_real_numbers_is_not_shown_beside_quick_ones(tmp_path: Path
     for small in (False, True):
         session = go(parse(text, "mini.toml"), tmp_path / str(small), small=small)
         (record,) = compare.records(session.plan, session.outcome)
-        assert ("one seed" in render.markdown(record)) != small
+        assert ("one seed" in markdown.markdown(record)) != small
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -784,7 +785,7 @@ def test_every_check_of_a_paper_compares_something(name: str) -> None:
 def test_a_best_method_that_is_a_point_behind_is_level(mini: Paper) -> None:
     for ahead, level in ((0.04, 0), (0.9, 1), (1.0, 1), (1.1, 0)):
         record = filled(mini, {("FedAvg", "calm"): 88.5 + ahead, ("Ditto", "calm"): 88.5})
-        (rank,), (verdict,), text = compare.rankings(record), compare.verdicts(record), render.markdown(record)
+        (rank,), (verdict,), text = compare.rankings(record), compare.verdicts(record), markdown.markdown(record)
         assert (rank["agrees"], rank["level"]) == (ahead == 0.04, bool(level))
         assert compare.summary(record)["best_level"] == level
         assert verdict["holds"] is False
@@ -799,9 +800,9 @@ def test_the_page_sums_up_each_paper_and_counts_repeated_numbers_once(mini: Pape
         cell["seeds"] = [0, 1, 2]
     gaps = [compare.difference(c) for c in compare.comparable(one)]
     assert sorted(round(abs(g), 2) for g in gaps if g is not None) == [1.5, 1.5, 3.0]
-    assert "Where the papers hold" not in render.results_page([one])
+    assert "Where the papers hold" not in results_page.results_page([one])
     one["paper_found"] = "holds in part."
-    page = render.results_page([one, {**one, "table": "again"}])
+    page = results_page.results_page([one, {**one, "table": "again"}])
     assert page.count("- **mini**: holds in part.") == 1
     assert "**2 of 3** numbers that can be compared are close to the paper's (67 %)" in page
     assert "| mini | 2 of 3 | 2 | 0 | 0 | 0 | 0 | 1.5 points | 2 of 2 |" in page
@@ -852,7 +853,7 @@ def test_numbers_are_counted_by_the_rule_that_the_page_states() -> None:
     found = compare.count(compare.distinct([record]))
     wanted = {"chosen": 2, "nothing": 1, "chance": 1, "few": 1, "older": 1, "strict": 5, "sound": 6}
     assert found == compare.Count(compared=13, close=11, **wanted)
-    said = render.in_short([record])
+    said = results_page.in_short([record])
     assert said.startswith("11 of the 13 numbers that can be compared are close to the paper's (within two points")
     assert "5 of these meet strict conditions" in said
     assert "2 depend on a reading that was chosen because it fits, 2 do not show anything, 1 have fewer" in said
@@ -885,7 +886,7 @@ def test_a_reading_chosen_after_measuring_is_marked_where_it_is_used(mini: Paper
         parse(noted, "mini.toml"),
         {("FedAvg", "calm"): 51.0, ("FedAvg", "storm"): 9.0, ("Ditto", "calm"): 80.0, ("Ditto", "storm"): 80.0},
     )
-    page = render.results_page([record])
+    page = results_page.results_page([record])
     assert "Reading chosen after measuring (calm): the quiet one." in page
     assert "- mini: the quiet one (a table, calm: 1 of 2 close)" in page
     assert "2 under a reading chosen after measuring because it fits" in page.replace("\n", " ")
@@ -915,7 +916,7 @@ def test_chosen_readings_of_the_papers() -> None:
     }
     assert {r for p, t, r, _ in chosen if (p, t) == ("fedpkda", "table1")} == {"Ditto", "FedPKDA"}
     assert not [c for c in chosen if c[0] in ("pfedcs", "co-pfl") or c[:2] == ("fedcap", "table1")]
-    for record in render.read_all(ROOT / "results"):
+    for record in result_files.read_all(ROOT / "results"):
         for cell in record["cells"]:
             if "eval_point=after_local" in cell["note"] and record["table"] == "table4":
                 assert cell["reading"], f"{cell['row']}, {cell['column']}: the second way of judging counts"
@@ -923,18 +924,18 @@ def test_chosen_readings_of_the_papers() -> None:
 
 def test_numbers_in_words_come_from_the_tables() -> None:
     record = {**hand_made(), "table": "t"}
-    assert render.told("{close:t} and {close:t:3}: {ours:t:r:12}", [record]) == "12 of 14 and 1 of 1: 60.0"
+    assert results_page.filled("{close:t} and {close:t:3}: {ours:t:r:12}", [record]) == "12 of 14 and 1 of 1: 60.0"
     for wrong in ("{close:u}", "{close:t:nobody}", "{ours:t:r:99}"):
         with pytest.raises(DataError, match="no such cell"):
-            render.told(wrong, [record])
+            results_page.filled(wrong, [record])
     record["cells"][12]["ours"] = None
-    assert render.told("{close:t:12}, {ours:t:r:12}", [record]) == "0 of 0, –"
-    assert not render.NUMBER.search(render.results_page(render.read_all(ROOT / "results")))
+    assert results_page.filled("{close:t:12}, {ours:t:r:12}", [record]) == "0 of 0, –"
+    assert not results_page.NUMBER.search(results_page.results_page(result_files.read_all(ROOT / "results")))
 
 
 def test_the_readme_says_what_the_results_are() -> None:
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert render.in_short(render.read_all(ROOT / "results")) in readme
+    assert results_page.in_short(result_files.read_all(ROOT / "results")) in readme
 
 
 # ------------------------------------------------------------ when models are judged
@@ -971,38 +972,38 @@ def test_every_cell_knows_when_its_models_are_judged(paper: str, table: str, row
 
 def test_a_table_says_when_its_models_are_judged_and_rows_that_differ_say_so() -> None:
     alike = filled(parse(MINI, "mini.toml"), {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 88.0})
-    assert "Evaluation point: as received." in render.markdown(alike)
-    assert "| FedAvg |" in render.markdown(alike)
+    assert "Evaluation point: as received." in markdown.markdown(alike)
+    assert "| FedAvg |" in markdown.markdown(alike)
     assert compare.verdicts(alike)[0]["mixed"] == 0
     text = MINI.replace('set = { method = "fedavg" }', 'set = { method = "fedavg", eval_point = "after_local" }')
     apart = filled(parse(text, "mini.toml"), {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 88.0})
     said = "Evaluation points differ: after local training (FedAvg); as received (Ditto)."
-    written = render.markdown(apart)
+    written = markdown.markdown(apart)
     assert said in written.replace("\n", " ")
     assert "| FedAvg *(after local training)* | " in written
     assert "1 of 1 comparisons, 1 at one seed, 1 between different evaluation points, 1 not measured" in " ".join(
         written.split()
     )
-    page = render.html([apart])
+    page = html_page.html_page([apart])
     assert said in page
     assert "<th>FedAvg<small>after local training</small></th>" in page
     assert [v["mixed"] for v in compare.verdicts(apart)] == [1]
     assert [r["mixed"] for r in compare.rankings(apart)] == [True]
-    assert "methods are judged at different points in 1 of them" in " ".join(written.split())
+    assert "methods are evaluated at different points in 1 of them" in " ".join(written.split())
 
 
 def test_every_measured_accuracy_has_its_point() -> None:
-    for record in render.read_all(ROOT / "results"):
+    for record in result_files.read_all(ROOT / "results"):
         for cell in compare.measured(record):
             assert bool(cell["judged"]) == METRICS[cell["metric"].partition(":")[0]].judged
         if any(c["judged"] for c in compare.measured(record)):
-            assert "Evaluation point" in render.evaluation(record)
+            assert "Evaluation point" in markdown.evaluation(record)
 
 
 def test_a_tree_that_was_changed_is_said_at_its_numbers(mini: Paper) -> None:
     for made_by, said in (("03f45132f0b5+", True), ("03f45132f0b5", False), ("aaaaaaa, bbbbbbb+", True)):
         record = filled(mini, {("FedAvg", "calm"): 51.0}, commit=made_by)
-        assert ("changes that are in no commit" in render.markdown(record)) == said
+        assert ("changes that are in no commit" in markdown.markdown(record)) == said
 
 
 def test_a_claim_tests_what_its_words_say() -> None:
@@ -1019,7 +1020,7 @@ def test_a_claim_tests_what_its_words_say() -> None:
                     assert f"{check.target:.2f}" in check.says
                 if check.left == "C-PFL balanced":
                     assert "balanced score" in check.says
-    flips = render.read(ROOT / "results" / "claims" / "c-pfl-flips.json")
+    flips = result_files.read(ROOT / "results" / "claims" / "c-pfl-flips.json")
     found = {v["says"]: v["holds"] for v in compare.verdicts(flips)}
     assert [holds for says, holds in found.items() if says.startswith("with the paper's score")] == [False, False]
     assert [holds for says, holds in found.items() if says.startswith("with FedKin's balanced")] == [True, True]
@@ -1029,12 +1030,12 @@ def test_a_claim_says_that_its_numbers_are_older_than_a_change(mini: Paper) -> N
     record = filled(mini, {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 60.0})
     told = "of numbers made before a change that can move them"
     assert compare.verdicts(record)[0]["older"] == 0
-    assert told not in render.markdown(record)
+    assert told not in markdown.markdown(record)
     for row in ("FedAvg", "Ditto"):  # either side of the comparison
         cells = [{**c, "since": ["steps are longer"]} if c["row"] == row else c for c in record["cells"]]
         changed = {**record, "cells": cells}
         assert compare.verdicts(changed)[0]["older"] == 1
-        assert f"1 {told} (†)" in " ".join(render.markdown(changed).split())
+        assert f"1 {told} (†)" in " ".join(markdown.markdown(changed).split())
 
 
 def test_a_claim_that_is_known_not_to_hold_says_what_came_out(tmp_path: Path) -> None:
@@ -1045,7 +1046,7 @@ def test_a_claim_that_is_known_not_to_hold_says_what_came_out(tmp_path: Path) ->
     (record,) = compare.records(session.plan, session.outcome)
     (verdict,) = compare.verdicts(record)
     assert (verdict["holds"], verdict["found"]) == (False, "level")
-    assert "**does not hold** in 2 of 2 (calm: FedAvg; storm: FedAvg). level." in render.markdown(record)
+    assert "**does not hold** in 2 of 2 (calm: FedAvg; storm: FedAvg). level." in markdown.markdown(record)
 
 
 def varied() -> Paper:
@@ -1102,13 +1103,13 @@ def test_a_cell_of_its_own_brings_the_one_it_refers_to(tmp_path: Path) -> None:
 
 
 def test_results_page_is_made_from_the_files() -> None:
-    assert (ROOT / "RESULTS.md").read_text() == render.results_page(render.read_all(ROOT / "results"))
+    assert (ROOT / "RESULTS.md").read_text() == results_page.results_page(result_files.read_all(ROOT / "results"))
 
 
 def test_every_result_has_its_provenance_and_the_papers_number() -> None:
     for name in NAMES:
         for table in load_paper(name).tables:
-            record = render.read(ROOT / "results" / name / f"{table.name}.json")  # refuses what lacks something
+            record = result_files.read(ROOT / "results" / name / f"{table.name}.json")  # refuses what lacks something
             assert [(c["row"], c["column"]) for c in record["cells"]] == [(c.row, c.column) for c in table.cells]
             for cell, known in zip(record["cells"], table.cells, strict=True):
                 published = compare.published(table, known)
@@ -1122,7 +1123,7 @@ def test_every_result_has_its_provenance_and_the_papers_number() -> None:
 
 def test_every_number_that_is_not_close_has_a_note() -> None:
     for path in sorted((ROOT / "results").glob("*/*.json")):
-        for cell in render.read(path)["cells"]:
+        for cell in result_files.read(path)["cells"]:
             if cell["ours"] is not None and compare.close(cell) is False:
                 assert cell["note"], f"{path.parent.name} {path.stem}: {cell['row']}, {cell['column']} differs: why?"
 
@@ -1131,10 +1132,10 @@ def test_every_number_that_is_not_close_has_a_note() -> None:
 def test_a_number_without_provenance_is_refused(mini: Paper, tmp_path: Path, key: str) -> None:
     path = tmp_path / "t.json"
     path.write_text(json.dumps(filled(mini, {("FedAvg", "calm"): 51.0})))
-    render.read(path)
+    result_files.read(path)
     path.write_text(json.dumps(filled(mini, {("FedAvg", "calm"): 51.0}, **{key: ""})))
     with pytest.raises(DataError, match=key):
-        render.read(path)
+        result_files.read(path)
 
 
 def test_saving_keeps_what_was_measured_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1145,37 +1146,37 @@ def test_saving_keeps_what_was_measured_before(tmp_path: Path, monkeypatch: pyte
 
     def save(row: str, ours: float) -> dict[str, Any]:
         cells = [{**compare.empty(table, c), **({**new, "ours": ours} if c.row == row else {})} for c in table.cells]
-        (path,) = render.save([{**compare.outline(paper, table), "cells": cells}], tmp_path)
-        return render.read(path)
+        (path,) = result_files.save([{**compare.outline(paper, table), "cells": cells}], tmp_path)
+        return result_files.read(path)
 
     save("PFedCS", 90.0)
     both = save("FedPer", 89.0)
     assert [c["ours"] for c in both["cells"]] == [90.0, 89.0]
-    assert "**yes** (1 of 1, 1 at one seed)" in render.results_page(render.read_all(tmp_path))
+    assert "**yes** (1 of 1, 1 at one seed)" in results_page.results_page(result_files.read_all(tmp_path))
     assert [c["ours"] for c in save("PFedCS", 88.0)["cells"]] == [88.0, 89.0]
-    monkeypatch.setattr(render, "load_paper", lambda name: explained if name == "claims" else load_paper(name))
+    monkeypatch.setattr(result_files, "load_paper", lambda name: explained if name == "claims" else load_paper(name))
     text = (files("fedkin.papers") / "claims.toml").read_text()
     row = 'set = { method = "fedper" }\nnumbers = [90.06]'
     assert text.count(row) == 1
     explained = parse(text.replace(row, f'note = "and here is why"\n{row}'), "claims.toml")
     for _ in range(2):
-        render.refresh(tmp_path)
-    found = render.read(tmp_path / "claims" / "pfedcs-fedper.json")["cells"]
+        result_files.refresh(tmp_path)
+    found = result_files.read(tmp_path / "claims" / "pfedcs-fedper.json")["cells"]
     assert [c["note"] for c in found] == ["", "and here is why"]
-    assert [c["ours"] for c in render.read(tmp_path / "claims" / "pfedcs-fedper.json")["cells"]] == [88.0, 89.0]
-    assert render.read(tmp_path / "fedpkda" / "table2.json")["cells"][0]["note"].startswith("how well images")
+    assert [c["ours"] for c in result_files.read(tmp_path / "claims" / "pfedcs-fedper.json")["cells"]] == [88.0, 89.0]
+    assert result_files.read(tmp_path / "fedpkda" / "table2.json")["cells"][0]["note"].startswith("how well images")
     with pytest.raises(UsageError, match="--quick"):
-        render.save([{**compare.outline(paper, table), "quick": True, "cells": []}], tmp_path)
+        result_files.save([{**compare.outline(paper, table), "quick": True, "cells": []}], tmp_path)
 
 
 def test_seeds_saved_one_after_another_are_those_saved_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paper = varied()
-    monkeypatch.setattr(render, "load_paper", lambda name: paper)
+    monkeypatch.setattr(result_files, "load_paper", lambda name: paper)
     for folder, seeds in (("once", (0, 1, 2)), ("parts", (0, 2)), ("parts", (1,))):
         session = go(paper, tmp_path / "runs", seeds)
-        render.save(compare.records(session.plan, session.outcome), tmp_path / folder)
+        result_files.save(compare.records(session.plan, session.outcome), tmp_path / folder)
     for name in ("t", "r"):
-        once, parts = (render.read(tmp_path / f / "mini" / f"{name}.json")["cells"] for f in ("once", "parts"))
+        once, parts = (result_files.read(tmp_path / f / "mini" / f"{name}.json")["cells"] for f in ("once", "parts"))
         for a, b in zip(once, parts, strict=True):
             assert b == {**a, **{k: pytest.approx(a[k], abs=2e-4) for k in ("ours", "std")}}
             assert b["seeds"] == [0, 1, 2]
@@ -1186,7 +1187,7 @@ def measured_twice(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """What a cell is after it was saved with one set of values and then with another."""
     paper = parse(MINI, "mini.toml")
     first, second = (filled(paper, {("Ditto", "calm"): 71.0}, **{"note": "", **more}) for more in (old, new))
-    (cell,) = compare.measured(render.merged(paper, paper.tables[0], first, second["cells"]))
+    (cell,) = compare.measured(result_files.merged(paper, paper.tables[0], first, second["cells"]))
     return cell
 
 
@@ -1249,7 +1250,7 @@ def test_a_number_goes_when_its_cell_is_defined_otherwise() -> None:
     paper, other = (parse(text, "mini.toml") for text in (MINI, MINI.replace("lr = 0.05", "lr = 0.06")))
     assert paper != other
     record = filled(paper, {("Ditto", "calm"): 71.0})
-    kept, gone = (render.merged(p, p.tables[0], record) for p in (paper, other))
+    kept, gone = (result_files.merged(p, p.tables[0], record) for p in (paper, other))
     assert [c["ours"] for c in compare.measured(kept)] == [71.0]
     assert compare.measured(gone) == []
     assert {c["note"] for c in gone["cells"]} == {compare.NOT_RUN}
@@ -1264,18 +1265,18 @@ def test_a_number_made_before_a_change_says_so_until_it_is_measured_again(commit
     paper = parse(MINI.replace("[named.hostile]", f"{BY_REVISION}[named.hostile]"), "mini.toml")
     table = paper.tables[0]
     record = filled(paper, {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 71.0}, commit=commit, note="")
-    kept = render.merged(paper, table, record)
+    kept = result_files.merged(paper, table, record)
     fedavg, ditto = compare.measured(kept)
     assert "since" not in fedavg
     assert ditto.get("since") == (["steps are longer"] if old else None)
-    text = render.markdown(kept)
+    text = markdown.markdown(kept)
     assert ("✗ 71.00† · 90.00" in text) == old
     assert ("- †: made before this changed, and not measured again yet: steps are longer (1 cell)." in text) == old
-    assert ("† made before a change" in render.results_page([kept]).replace("†:", "†")) == old
+    assert ("† marks a number that was made before a change" in results_page.results_page([kept])) == old
     assert ditto["note"] == ""  # it explains no difference
-    assert render.merged(paper, table, kept) == kept
+    assert result_files.merged(paper, table, kept) == kept
     again = filled(paper, {("Ditto", "calm"): 88.0}, commit="ddddddd", note="")["cells"]
-    assert [c.get("since") for c in compare.measured(render.merged(paper, table, kept, again))] == [None, None]
+    assert [c.get("since") for c in compare.measured(result_files.merged(paper, table, kept, again))] == [None, None]
 
 
 def test_a_number_of_a_former_definition_stays_marked_until_there_is_one_of_todays() -> None:
@@ -1283,12 +1284,12 @@ def test_a_number_of_a_former_definition_stays_marked_until_there_is_one_of_toda
     text = MINI.replace("lr = 0.05", "lr = 0.06").replace("[named.hostile]", f"{BY_DEFINITION}[named.hostile]")
     paper = parse(text, "mini.toml")
     old = filled(then, {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 71.0}, seeds=[0, 1], values=[70.0, 72.0])
-    kept = render.merged(paper, paper.tables[0], old)
+    kept = result_files.merged(paper, paper.tables[0], old)
     (cell,) = compare.measured(kept)  # FedAvg's is defined otherwise, and nobody says that it may stay
     assert (cell["row"], cell["ours"], cell["since"]) == ("Ditto", 71.0, ["steps are longer"])
-    assert render.merged(paper, paper.tables[0], kept) == kept
+    assert result_files.merged(paper, paper.tables[0], kept) == kept
     new = filled(paper, {("Ditto", "calm"): 88.0}, seeds=[2], values=[88.0])["cells"]
-    (now,) = compare.measured(render.merged(paper, paper.tables[0], kept, new))
+    (now,) = compare.measured(result_files.merged(paper, paper.tables[0], kept, new))
     assert (now["ours"], now["seeds"], now.get("since")) == (88.0, [2], None)  # seeds of the two do not mix
 
 
@@ -1317,32 +1318,32 @@ def test_the_command_of_a_cell_names_its_seeds(mini: Paper) -> None:
     record = filled(mini, some, seeds=[100])
     for i, measured in enumerate(compare.measured(record)):
         measured["command"] = str(i)
-    assert "Again: `fedkin reproduce mini t --seeds 100,`" in render.markdown(record)
+    assert "Again: `fedkin reproduce mini t --seeds 100,`" in markdown.markdown(record)
 
 
 def test_a_note_is_the_tables_own_and_what_the_runs_said() -> None:
     noted = MINI + '[[table.cell]]\nrow = "Ditto"\ncolumn = "calm"\nnote = "the reason; found"\n'
     paper = parse(noted, "mini.toml")
     record = filled(paper, {("Ditto", "calm"): 71.0}, note="not explained yet; best of 2: lr=0.1; failed: one; and why")
-    (cell,) = compare.measured(render.merged(paper, paper.tables[0], record))
+    (cell,) = compare.measured(result_files.merged(paper, paper.tables[0], record))
     assert cell["note"] == "the reason; found; best of 2: lr=0.1; failed: one; and why"
 
 
 def test_markdown_and_html(mini: Paper) -> None:
     record = filled(mini, {("FedAvg", "calm"): 51.0, ("Ditto", "storm"): 70.0}, note="<b>odd</b> | strange")
-    text = render.markdown(record)
+    text = markdown.markdown(record)
     assert "| FedAvg | ✓ 51.00 · 50.00 · +1.00 | – |" in text
     assert "✗ 70.00 · 80.00 · −10.00" in text
     assert "not run yet (2)" in text
-    page = render.html([record])
+    page = html_page.html_page([record])
     assert "<b>odd" not in page
     assert "&lt;b&gt;odd" in page
     for foreign in ("http", "<script", "src=", "@import", "url("):
         assert foreign not in page
     quickly = {**record, "quick": True, "cells": [{**c, "quick": True} for c in record["cells"]]}
-    assert "51.00*" in render.markdown(quickly)
-    assert "51.00*" in render.html([quickly])
-    assert "✓" not in render.markdown(quickly)
+    assert "51.00*" in markdown.markdown(quickly)
+    assert "51.00*" in html_page.html_page([quickly])
+    assert "✓" not in markdown.markdown(quickly)
 
 
 # ------------------------------------------------------------ the command
@@ -1431,11 +1432,12 @@ def test_a_paper_of_ones_own_and_its_results(shell: Any, tmp_path: Path) -> None
 
 
 def test_the_page_is_made_by_one_command(tmp_path: Path) -> None:
-    target = tmp_path / "page.md"
-    words = [sys.executable, "-m", "fedkin.papers.render", str(ROOT / "results"), str(target)]
+    target = tmp_path / "RESULTS.md"
+    shutil.copytree(ROOT / "results", tmp_path / "results")
+    words = [sys.executable, "-m", "fedkin", "reproduce", "--render", "--save", str(tmp_path / "results")]
     subprocess.run(words, check=True, timeout=120)
     assert target.read_text() == (ROOT / "RESULTS.md").read_text()
-    render.write_results_page(tmp_path, target)
+    results_page.write_results_page(tmp_path / "nothing", target)
     assert "0 of 0" in target.read_text()
 
 

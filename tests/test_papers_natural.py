@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedkin.methods import METHODS
-from fedkin.papers import natural, render
+from fedkin.papers import natural, result_files, results_page
 from fedkin.papers import verdicts as compare
 from fedkin.papers.plan import Data, make_plan
 from fedkin.papers.published import NATURAL, load_paper, parse
@@ -63,17 +63,17 @@ def test_of_methods_that_are_level_the_simplest_is_taken_first() -> None:
     assert found is not None
     assert (found.best.name, found.first.name) == ("FedPer", "FedAvg-FT")
     text = natural.said(level)
-    assert text.startswith("Take FedAvg-FT first (90.5 ± 0.7, as received). FedPer has the highest mean (90.8 ± 0.4")
+    assert text.startswith("Try FedAvg-FT first (90.5 ± 0.7, as received). FedPer has the highest mean (90.8 ± 0.4")
     assert "None of the five papers' methods is ahead of FedAvg-FT" in text
     assert "PFedCS 80.2 ± 0.4, as received: −10.2 ± 0.4 points against FedAvg-FT's 90.5 ± 0.7" in text
     clear = record(Local=[50.0, 50.0], FedAvg_FT=[90.0, 91.0], PFedCS=[92.0, 93.1])
     assert natural.said(clear) == (
-        "Take PFedCS first (92.5 ± 0.8, as received): ahead of the next, FedAvg-FT, by +2.0 ± 0.1 points at the same "
-        "seeds. Of the five papers' methods PFedCS is ahead of FedAvg-FT (PFedCS 92.5 ± 0.8, as received: +2.0 ± 0.1 "
+        "Try PFedCS first (92.5 ± 0.8, as received): it is ahead of the next, FedAvg-FT, by +2.0 ± 0.1 points at the "
+        "same seeds. Of the five papers' methods PFedCS is ahead of FedAvg-FT (PFedCS 92.5 ± 0.8, as received: +2.0 ± 0.1 "
         "points against FedAvg-FT's 90.5 ± 0.7)."
     )
     first = record(Local=[90.0, 90.0], FedAvg_FT=[89.0, 91.0])
-    assert natural.said(first).startswith("Take Local first (90.0 ± 0.0, as received): it has the highest mean and is")
+    assert natural.said(first).startswith("Try Local first (90.0 ± 0.0, as received): it has the highest mean and is")
     assert "one seed tells nothing" in natural.said(record(Local=[90.0], FedAvg_FT=[99.0]))
     assert natural.said(record()) == "Nothing measured yet."
     lines = natural.overview([level, record()])
@@ -116,6 +116,16 @@ def test_all_methods_are_compared_under_the_same_conditions() -> None:
     assert natural.BASELINE in {line.title for line in paper.tables[0].rows}
 
 
+def rates(record: Any) -> dict[tuple[str, str], str]:
+    """By federation and method, the rate with the highest accuracy, of a table whose rows are METHOD RATE."""
+    found: dict[tuple[str, str], Any] = {}
+    for cell in compare.measured(record):
+        at = (cell["column"], cell["row"].rpartition(" ")[0])
+        if at not in found or cell["ours"] > found[at]["ours"]:
+            found[at] = cell
+    return {at: cell["row"].rpartition(" ")[2] for at, cell in found.items()}
+
+
 def test_the_rates_are_those_that_the_page_says_were_best() -> None:
     paper = load_paper(NATURAL)
     grid = {(c.row, c.column): c.variants[0] for c in paper.table("rates").cells}
@@ -123,7 +133,7 @@ def test_the_rates_are_those_that_the_page_says_were_best() -> None:
         method, _, rate = row.partition(" ")
         assert float(rate) == (config.options["lr"] if method == "CO-PFL" else config.lr)
         assert config.data == column
-    best = natural.rates(render.read(ROOT / "results" / NATURAL / "rates.json"))
+    best = rates(result_files.read(ROOT / "results" / NATURAL / "rates.json"))
     for table in paper.tables[:3]:
         runs = {c.method: c for cell in table.cells for c in cell.variants}
         for method, taken in (("FedAvg", runs["fedavg"].lr), ("CO-PFL", runs["co-pfl"].options["lr"])):
@@ -136,15 +146,15 @@ def test_the_best_rate_is_found() -> None:
         {"row": f"{m} {rate}", "column": "har", "ours": ours}
         for m, rate, ours in (("FedAvg", "0.01", 50.0), ("FedAvg", "0.1", 60.0), ("CO-PFL", "0.1", 3.0))
     ]
-    assert natural.rates({"cells": cells}) == {("har", "FedAvg"): "0.1", ("har", "CO-PFL"): "0.1"}
+    assert rates({"cells": cells}) == {("har", "FedAvg"): "0.1", ("har", "CO-PFL"): "0.1"}
 
 
 def test_the_page_is_made_from_the_files() -> None:
     page = (ROOT / "docs" / "natural.md").read_text(encoding="utf-8")
-    assert page == render.natural_page(render.read_all(ROOT / "results"))
+    assert page == results_page.natural_page(result_files.read_all(ROOT / "results"))
     results = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
     assert "(docs/natural.md)" in results
-    for line in natural.overview([r for r in render.read_all(ROOT / "results") if r["kind"] == "comparison"]):
+    for line in natural.overview([r for r in result_files.read_all(ROOT / "results") if r["kind"] == "comparison"]):
         assert line in results
         assert line in page
 
@@ -166,15 +176,15 @@ lr = 0.05
 
 """
     paper = parse(text.replace(real, small), "natural.toml")
-    monkeypatch.setattr(render, "load_paper", lambda name: paper if name == NATURAL else load_paper(name))
+    monkeypatch.setattr(result_files, "load_paper", lambda name: paper if name == NATURAL else load_paper(name))
     table, data = paper.tables[0], Data()
     wanted = ("Local", "FedAvg-FT", "FedBABU", "PFedCS")
     cells = [(table, c) for c in table.select(wanted, [])]
     plan = make_plan(paper, cells, (0, 1), data, settings={"runs_dir": str(tmp_path / "runs")})
     session = reproduce(plan, Ledger(tmp_path / "runs", data), data)
     assert not session.failed
-    (path,) = render.save(compare.records(plan, session.outcome), tmp_path / "results")
-    found = render.read(path)
+    (path,) = result_files.save(compare.records(plan, session.outcome), tmp_path / "results")
+    found = result_files.read(path)
     assert len(compare.measured(found)) == 2 * 2 + 2 * 4
     entries = {e.name: e for e in natural.entries(found)}
     assert set(entries) == set(wanted)
@@ -185,10 +195,10 @@ lr = 0.05
         for point in ("as received", "after local training"):
             if (name, f"mean {point}") in at:
                 assert at[name, f"worst tenth {point}"]["ours"] <= at[name, f"mean {point}"]["ours"]
-    page = render.natural_page([found])
+    page = results_page.natural_page([found])
     for said in (
         "Settings: data=digits",
-        "Take ",
+        "Try ",
         "of the five papers' methods",
         "fedkin reproduce natural ucihar",
         "Evaluation points differ",

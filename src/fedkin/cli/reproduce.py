@@ -214,7 +214,8 @@ def _list(json: bool) -> None:
 
 
 def _render(folder: str) -> None:
-    from fedkin.papers.render import refresh, write_natural_page, write_results_page
+    from fedkin.papers.result_files import refresh
+    from fedkin.papers.results_page import write_natural_page, write_results_page
 
     if not Path(folder).is_dir():
         raise UsageError(f"{folder}: no such folder; results are put there by fedkin reproduce ... --save {folder}")
@@ -403,7 +404,9 @@ def _run(
 def _show(
     session: Session, facts: dict[str, Any], json: bool, save: str | None, markdown: str | None, html: str | None
 ) -> None:
-    from fedkin.papers import render
+    from fedkin.papers.html_page import html_page
+    from fedkin.papers.markdown import markdown as table_text
+    from fedkin.papers.result_files import save as save_files
     from fedkin.papers.verdicts import rankings, records, summary, verdicts
 
     found = records(session.plan, session.outcome, session.failed)
@@ -424,9 +427,9 @@ def _show(
         for record in found:
             _print_record(record)
     title = f"{session.plan.paper.title}: the paper's numbers and ours"
-    _write(markdown, lambda: "\n".join(render.markdown(r) for r in found))
-    _write(html, lambda: render.html(found, title))
-    for path in render.save(found, save) if save else ():
+    _write(markdown, lambda: "\n".join(table_text(r) for r in found))
+    _write(html, lambda: html_page(found, title))
+    for path in save_files(found, save) if save else ():
         messages().print(f"saved {escape(str(path))}")
     _close(session)
 
@@ -456,7 +459,7 @@ def _close(session: Session) -> None:
 
 
 def _print_record(record: dict[str, Any]) -> None:
-    from fedkin.papers import render
+    from fedkin.papers.markdown import evaluation, number, ours_of, remarks, signed
     from fedkin.papers.verdicts import close, difference, summary
 
     cells = {(c["row"], c["column"]): c for c in record["cells"]}
@@ -474,25 +477,25 @@ def _print_record(record: dict[str, Any]) -> None:
             if cell is None:
                 shown.append("")
                 continue
-            paper = render.number(cell["paper"], cell["unit"]) if cell["paper"] is not None else ""
-            gap = render.signed(difference(cell), cell["unit"])
+            paper = number(cell["paper"], cell["unit"]) if cell["paper"] is not None else ""
+            gap = signed(difference(cell), cell["unit"])
             colour = {True: "green", False: "red", None: "default"}[close(cell)]
-            shown.append(f"[{colour}]{render.ours_of(cell)}[/]\n[dim]{paper} {gap}[/]")
+            shown.append(f"[{colour}]{ours_of(cell)}[/]\n[dim]{paper} {gap}[/]")
         made.add_row(escape(_with_point(record, "row", row)), *shown)
     out = screen()
-    if render.evaluation(record):
-        out.print(escape(render.evaluation(record)), soft_wrap=True)
+    if evaluation(record):
+        out.print(escape(evaluation(record)), soft_wrap=True)
     out.print(made)
     facts = summary(record)
     if facts["compared"]:
         out.print(f"{facts['close']} of {facts['compared']} cells within two points (or a fifth) of the paper")
-    for text in render.remarks(record):
+    for text in remarks(record):
         out.print(escape(text.replace("**", "").replace("`", "")), soft_wrap=True)
     out.print()
 
 
 def _with_point(record: dict[str, Any], axis: str, title: str) -> str:
-    from fedkin.papers.render import point_at
+    from fedkin.papers.markdown import point_at
 
     point = point_at(record, axis, title)
     return f"{title} ({point})" if point else title

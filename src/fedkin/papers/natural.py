@@ -1,14 +1,13 @@
-"""What a comparison of methods says to somebody who has to choose one: which to take first, and how far it is ahead.
+"""What a comparison of methods says to somebody who has to choose one: which to try first, and how far it is ahead.
 
-The tables are those of kind "comparison" (`natural.toml`): rows are methods, from the simplest to the most elaborate;
-columns are points of evaluation, of which each method counts by its better one."""
+The tables are those of kind "comparison" (`natural.toml`). Their rows are methods, from the simplest to the most
+elaborate. Their columns are points of evaluation, and each method is represented by its better one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any
 
 from fedkin.papers.verdicts import Record, measured
 
@@ -17,8 +16,8 @@ FIVE = ("PFedCS", "FedPKDA", "FedCAP", "C-PFL", "CO-PFL")  # the papers that Fed
 COUNTED = "macro"
 OWN_RATE = "CO-PFL"  # the one method whose rate was chosen for itself
 RATES = (
-    f"{OWN_RATE}'s rate was chosen for it (Adam, the best of four), the others' for FedAvg as received (SGD, the "
-    "best of five): how much of its lead it owes to that is not measured."
+    f"{OWN_RATE}'s learning rate was chosen for {OWN_RATE} (with Adam, the best of four), that of the others for "
+    "FedAvg as received (with SGD, the best of five). How much of its lead comes from that is not measured."
 )
 
 
@@ -42,8 +41,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Lead:
-    """How far one method is ahead of another at the seeds that both have; `spread`: the deviation of the difference
-    over these seeds, None at one seed."""
+    """How far one method is ahead of another at the seeds that both have; `spread` is the deviation of the difference
+    over these seeds, and None at one seed."""
 
     by: float
     spread: float | None
@@ -51,7 +50,7 @@ class Lead:
 
     @property
     def clear(self) -> bool:
-        """More than the spread: a lead to count on as far as these seeds go. One seed tells nothing."""
+        """Whether it is more than the spread. One seed tells nothing."""
         return self.spread is not None and self.by > self.spread
 
     @property
@@ -80,13 +79,20 @@ def lead(one: Entry, other: Entry) -> Lead:
 
 @dataclass(frozen=True)
 class Advice:
-    """`first`: the simplest of those that the best one is not clearly ahead of."""
-
     best: Entry
-    level: list[Entry]  # not clearly behind the best, in the order of the table
-    first: Entry
+    level: list[Entry]  # the best and those that it is not clearly ahead of, in the order of the table
     baseline: Entry | None
     five: list[Entry]  # the papers' methods, best first
+
+    @property
+    def first(self) -> Entry:
+        """The simplest of those that are level."""
+        return self.level[0]
+
+    @property
+    def ahead(self) -> list[Entry]:
+        """The papers' methods that are clearly ahead of the baseline, best first."""
+        return [e for e in self.five if self.baseline and lead(e, self.baseline).clear]
 
 
 def advice(record: Record) -> Advice | None:
@@ -97,8 +103,7 @@ def advice(record: Record) -> Advice | None:
     best = max(found, key=lambda e: e.mean)
     level = [e for e in found if e is best or not lead(best, e).clear]
     baseline = next((e for e in found if e.name == BASELINE), None)
-    five = sorted((e for e in found if e.name in FIVE), key=lambda e: -e.mean)
-    return Advice(best, level, level[0], baseline, five)
+    return Advice(best, level, baseline, sorted((e for e in found if e.name in FIVE), key=lambda e: -e.mean))
 
 
 def said(record: Record) -> str:
@@ -107,81 +112,49 @@ def said(record: Record) -> str:
     if found is None:
         return "Nothing measured yet."
     best, first = found.best, found.first
-    others = [e for e in entries(record) if e.name != best.name]
-    if len(found.level) > 1:
-        names = ", ".join(e.name for e in found.level if e is not best)
-        text = (
-            f"Take {first.name} first ({first.text}, {first.judged}). {best.name} has the highest mean "
-            f"({best.text}, {best.judged}), but is ahead of {names} by no more than the spread over seeds"
-            f"{_seeds(record)}; {first.name} is the simplest of them."
+    names = ", ".join(e.name for e in found.level if e is not best)
+    others = sorted((e for e in entries(record) if e is not best and e.name != best.name), key=lambda e: -e.mean)
+    alone = " (one seed tells nothing)" if all(len(e.values) == 1 for e in entries(record)) else ""
+    text = f"Try {first.name} first ({first.text}, {first.judged})"
+    if names and first is best:
+        text += f": it has the highest mean and is the simplest of those that are level with it{alone} ({names})."
+    elif names:
+        text += (
+            f". {best.name} has the highest mean ({best.text}, {best.judged}), but is ahead of {names} by no more than "
+            f"the spread over seeds{alone}; {first.name} is the simplest of them."
         )
-        if first is best:
-            text = (
-                f"Take {first.name} first ({first.text}, {first.judged}): it has the highest mean and is the "
-                f"simplest of those that are level with it{_seeds(record)} ({names})."
-            )
     else:
-        text = f"Take {best.name} first ({best.text}, {best.judged})"
-        if others:
-            second = max(others, key=lambda e: e.mean)
-            text += f": ahead of the next, {second.name}, by {lead(best, second).text} points at the same seeds"
-        text += "."
-    favoured = OWN_RATE in {best.name, first.name, *(e.name for e in _ahead(found))}
+        gap = f"{lead(best, others[0]).text} points at the same seeds" if others else ""
+        text += f": it is ahead of the next, {others[0].name}, by {gap}." if others else "."
+    favoured = OWN_RATE in {best.name, first.name, *(e.name for e in found.ahead)}
     return " ".join(filter(None, (text, _against_the_baseline(found), RATES if favoured else "")))
-
-
-def _ahead(found: Advice) -> list[Entry]:
-    """The papers' methods that are clearly ahead of the baseline, best first."""
-    return [e for e in found.five if found.baseline and lead(e, found.baseline).clear]
-
-
-def _seeds(record: Record) -> str:
-    return " (one seed tells nothing)" if all(len(e.values) == 1 for e in entries(record)) else ""
 
 
 def _against_the_baseline(found: Advice) -> str:
     base = found.baseline
     if base is None or not found.five:
         return ""
-    ahead, best = _ahead(found), found.five[0]
+    best, names = found.five[0], ", ".join(e.name for e in found.ahead)
     told = f"{best.name} {best.text}, {best.judged}: {lead(best, base).text} points against {BASELINE}'s {base.text}"
-    if not ahead:
+    if not names:
         return f"None of the five papers' methods is ahead of {BASELINE} by more than the spread (the best is {told})."
-    names = ", ".join(e.name for e in ahead)
-    return f"Of the five papers' methods {names} {'is' if len(ahead) == 1 else 'are'} ahead of {BASELINE} ({told})."
-
-
-def rates(record: Record) -> dict[tuple[str, str], str]:
-    """By federation and method, the rate with the highest accuracy, of a table whose rows are METHOD RATE."""
-    found: dict[tuple[str, str], Record] = {}
-    for cell in measured(record):
-        at = (cell["column"], cell["row"].rpartition(" ")[0])
-        if at not in found or cell["ours"] > found[at]["ours"]:
-            found[at] = cell
-    return {at: cell["row"].rpartition(" ")[2] for at, cell in found.items()}
+    return f"Of the five papers' methods {names} {'are' if ',' in names else 'is'} ahead of {BASELINE} ({told})."
 
 
 def overview(records: Sequence[Record]) -> list[str]:
     """One line of a Markdown table for each federation."""
     lines = [
-        f"| federation | take first | {BASELINE} | Local | best of the five papers' | its lead over {BASELINE} |",
+        f"| federation | try first | {BASELINE} | Local | best of the five papers' | its lead over {BASELINE} |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for record in records:
-        found = advice(record)
-        if found is None:
-            lines.append(f"| {record['title']} | not measured yet | – | – | – | – |")
-            continue
-        local = next((e for e in entries(record) if e.name == "Local"), None)
-        five = found.five[0] if found.five else None
-        gap = lead(five, found.baseline).text if five and found.baseline else "–"
-        shown: list[Any] = [
-            _named(found.first),
-            found.baseline.text if found.baseline else "–",
-            local.text if local else "–",
-            _named(five) if five else "–",
-            gap,
-        ]
+        found, shown = advice(record), ["not measured yet", "–", "–", "–", "–"]
+        if found is not None:
+            local = [e.text for e in entries(record) if e.name == "Local"]
+            base, five = found.baseline, found.five[:1]
+            gaps = [lead(e, base).text for e in five if base]
+            columns = [[_named(found.first)], [base.text] if base else [], local, [_named(e) for e in five], gaps]
+            shown = [column[0] if column else "–" for column in columns]
         lines.append(f"| {record['title']} | {' | '.join(shown)} |")
     return lines
 
@@ -191,12 +164,12 @@ def plainly(records: Sequence[Record]) -> str:
     found = [a for a in map(advice, records) if a is not None and a.baseline is not None and a.five]
     if not found:
         return ""
-    none = sum(not _ahead(a) for a in found)
+    none = sum(not a.ahead for a in found)
     rates = f" {RATES}" if any(e.name == OWN_RATE for a in found for e in a.five) else ""
     return (
         f"In {none} of {len(found)} federations none of the five papers' methods ({', '.join(FIVE)}) is ahead of "
-        f"{BASELINE}, FedAvg's model trained on by each client, by more than the spread over seeds."
-        f"{rates}"
+        f"{BASELINE} by more than the spread over seeds. ({BASELINE} is FedAvg's model, which each client trains "
+        f"further on its own data.){rates}"
     )
 
 
