@@ -803,7 +803,7 @@ def test_the_page_sums_up_each_paper_and_counts_repeated_numbers_once(mini: Pape
     assert "Where the papers hold" not in results_page.results_page([one])
     one["paper_found"] = "holds in part."
     page = results_page.results_page([one, {**one, "table": "again"}])
-    assert page.count("- **mini**: holds in part.") == 1
+    assert page.count("- **mini** (nobody, 2025): holds in part.") == 1
     assert "**2 of 3** numbers that can be compared are close to the paper's (67 %)" in page
     assert "| mini | 2 of 3 | 2 | 0 | 0 | 0 | 0 | 1.5 points | 2 of 2 |" in page
 
@@ -1448,7 +1448,7 @@ def test_pages_are_made_where_little_or_nothing_is_measured(shell: Any, tmp_path
     done = shell("--render", "--save", tmp_path / "results")
     assert done.exit_code == 0, done.output
     page = (tmp_path / "RESULTS.md").read_text()
-    assert "- **fedpkda**: 0 of 0 numbers of Table 1" in page
+    assert "- **fedpkda** (Zeng et al., AAAI 2026): 0 of 0 numbers of Table 1" in page
     assert "**c-pfl**" not in page
     assert "not measured yet" in (tmp_path / "natural.md").read_text()
 

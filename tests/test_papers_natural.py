@@ -69,8 +69,8 @@ def test_of_methods_that_are_level_the_simplest_is_taken_first() -> None:
     clear = record(Local=[50.0, 50.0], FedAvg_FT=[90.0, 91.0], PFedCS=[92.0, 93.1])
     assert natural.said(clear) == (
         "Try PFedCS first (92.5 ± 0.8, as received): it is ahead of the next, FedAvg-FT, by +2.0 ± 0.1 points at the "
-        "same seeds. Of the five papers' methods PFedCS is ahead of FedAvg-FT (PFedCS 92.5 ± 0.8, as received: +2.0 ± 0.1 "
-        "points against FedAvg-FT's 90.5 ± 0.7)."
+        "same seeds. Of the five papers' methods PFedCS is ahead of FedAvg-FT (PFedCS 92.5 ± 0.8, as received: "
+        "+2.0 ± 0.1 points against FedAvg-FT's 90.5 ± 0.7)."
     )
     first = record(Local=[90.0, 90.0], FedAvg_FT=[89.0, 91.0])
     assert natural.said(first).startswith("Try Local first (90.0 ± 0.0, as received): it has the highest mean and is")

@@ -146,10 +146,10 @@ def _headline(records: Sequence[Record]) -> Iterator[str]:
         f"Of the {found.compared - found.close} numbers that are not close, {told} have a remark below their table: "
         "where the difference comes from, or that this is not known. The best of the measured methods is the paper's "
         f"best in **{total['best_agrees']} of {total['lines']}** rows or columns that compare methods. In "
-        f"{total['best_level']} more the paper's best is within a point of ours, which few seeds cannot tell apart. In "
-        f"{total['best_mixed']} of them, methods are evaluated at different points, because the papers do so or "
-        f"because their numbers are read so; each table says at which. {total['measured']} of {total['cells']} cells "
-        "are measured.",
+        f"{total['best_level']} more, the paper's best is within a point of ours, and a few seeds cannot tell them "
+        f"apart. In {total['best_mixed']} of the {total['lines']}, methods are evaluated at different points, because "
+        "the papers do so or because their numbers are read so; each table says at which. "
+        f"{total['measured']} of {total['cells']} cells are measured.",
     )
 
 
@@ -161,9 +161,9 @@ def _kinds_of_close(records: Sequence[Record]) -> list[str]:
     return [
         f"The other {found.close - found.strict} numbers that are close: {found.chosen} under a reading chosen after "
         f"measuring because it fits; {found.nothing + found.chance} that reproduce nothing ({found.nothing} where the "
-        f"paper loses more than a point and we lose none, and {found.chance} where the mean is close by chance, since "
-        f"its seeds are far apart); {found.few} with fewer than three seeds; and {found.older} made before a change in "
-        f"FedKin that can move them ({DAGGER}).",
+        f"paper loses more than a point and we lose no more than one, and {found.chance} where the mean is close by "
+        f"chance, since its seeds are far apart); {found.few} with fewer than three seeds; and {found.older} made "
+        f"before a change in FedKin that can move them ({DAGGER}).",
         f"Of the numbers that count strictly, {rates} are detection rates. There are three of them for each attack, of "
         "which the first follows from the other two."
         if rates
@@ -204,9 +204,9 @@ def _by_paper(records: Sequence[Record]) -> list[str]:
 
 def _found(records: Sequence[Record]) -> list[str]:
     """What came out of each paper that something was measured of, in words."""
-    texts = {r["paper"]: r.get("paper_found", "") for r in records if measured(r)}
-    said = {p: filled(text, [r for r in records if r["paper"] == p]) for p, text in texts.items()}
-    items = [f"**{paper}**: {text}" for paper, text in said.items() if text]
+    papers = {r["paper"]: r for r in records if measured(r) and r.get("paper_found")}
+    mine = {name: [r for r in records if r["paper"] == name] for name in papers}
+    items = [f"**{p}** ({r['cite']}): {filled(r['paper_found'], mine[p])}" for p, r in papers.items()]
     return _listed("Where the papers hold, and where they do not:", items)
 
 
