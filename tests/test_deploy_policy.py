@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 
 from fedkin.cli.application import app
 from fedkin.config import make_config
+from fedkin.deploy.joining import TRAVELS
 from fedkin.deploy.policy import Declined, Policy, Rule
 from fedkin.deploy.state import ASIDE
-from fedkin.deploy.worker import TRAVELS, Worker, printable
+from fedkin.deploy.worker import Worker, printable
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, options_of
 from fedkin.use.model_file import load as load_model
@@ -375,7 +376,7 @@ def test_a_run_that_is_begun_anew_wipes_nothing(tmp_path: Path) -> None:
     assert "set aside in run-1~1" in reply.fields["remark"]
     assert {p.name: p.read_bytes() for p in (site / "runs" / "run-1~1").iterdir()} == kept
     assert told.worker.joined is not None
-    assert told.worker.joined.store.tensors == {}
+    assert told.worker.joined.kept == {}
     assert told.join(attempt=3).fields["remark"] == ""  # nothing was done since: nothing to set aside
     for attempt in range(4, 4 + ASIDE - 1):
         trained(told, "run-1", attempt)

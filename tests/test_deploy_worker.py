@@ -25,15 +25,16 @@ from fedkin.core import notes
 from fedkin.core.federation import Answer, Each, Federation, Masked, Spec
 from fedkin.data import load
 from fedkin.data.own import split_client, split_sizes
+from fedkin.deploy.joining import TRAVELS
 from fedkin.deploy.link import Arrived
-from fedkin.deploy.server import believable, prepare_deployed
+from fedkin.deploy.server import prepare_deployed
 from fedkin.deploy.sites import Facts, Sites, delivery, fitting, together
 from fedkin.deploy.state import Stamp, Vault
 from fedkin.deploy.wire import Parcel, pack, unpack
-from fedkin.deploy.worker import TRAVELS, Worker
+from fedkin.deploy.worker import Worker
 from fedkin.engines.conduct import Register
 from fedkin.engines.rehearsal import most_bytes
-from fedkin.engines.remote import Bounds, Came, Delivery, Invalid, Remote, Terms, TooFew
+from fedkin.engines.remote import Bounds, Came, Delivery, Invalid, Remote, Terms, TooFew, believable
 from fedkin.errors import DataError, FedKinError
 from fedkin.methods.ditto import Ditto
 from fedkin.rounds import comparable
@@ -156,7 +157,7 @@ class Told:
 
     def personal(self) -> Tensor:
         assert self.worker.joined is not None
-        return self.worker.joined.store.tensors["personal"].clone()
+        return self.worker.joined.kept["personal"]
 
 
 def test_what_leaves_a_site_is_said_and_the_model_stays(tmp_path: Path) -> None:
@@ -305,7 +306,7 @@ def test_after_a_resume_a_site_goes_back_with_the_server(tmp_path: Path) -> None
     fresh = Told(tmp_path, "ditto")
     fresh.join(attempt=4, round=0)
     assert fresh.worker.joined is not None
-    assert fresh.worker.joined.store.tensors == {}
+    assert fresh.worker.joined.kept == {}
 
 
 def test_secret_noise_is_not_the_servers_to_draw(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkin.deploy.worker import TRAVELS
+from fedkin.deploy.joining import TRAVELS
 from fedkin.methods import METHODS
 
 DOCS = sorted((Path(__file__).parent.parent / "docs").glob("*.md"))

@@ -121,6 +121,51 @@ def test_a_right_import_is_not() -> None:
     assert layer_violations("engines", ast.parse("from fedkin.methods import METHODS, Method")) == []
 
 
+# ---------------------------------------------------------------- one place each
+
+
+def calls(tree: ast.AST, name: str, where: str = "") -> list[str]:
+    """The functions in which something of this name is called: `f`, or `.f` for a method whoever's."""
+    found = []
+    for node in ast.iter_child_nodes(tree):
+        inside = f"{where}.{node.name}".strip(".") if isinstance(node, ast.FunctionDef | ast.ClassDef) else where
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called == name or (name.startswith(".") and called.endswith(name)):
+                found.append(where)
+        found += calls(node, name, inside)
+    return found
+
+
+def places(name: str, but: str = "") -> list[str]:
+    """Where in the sources that is called."""
+    found = []
+    for path in sources():
+        relative = str(path.relative_to(ROOT))
+        if relative != but:
+            found += [f"{relative}:{where}" for where in calls(ast.parse(path.read_text()), name)]
+    return found
+
+
+def test_a_site_is_put_together_in_one_place() -> None:
+    """Simulator, server, worker and benchmarks go through it. (A site of certificates is another class.)"""
+    assert places("Site", but="deploy/certificates.py") == ["rounds/assemble.py:make_site"]
+    assert {p.partition(":")[0] for p in places("make_site")} == {
+        "rounds/assemble.py",
+        "deploy/server.py",
+        "deploy/joining.py",
+        "bench/speed.py",
+    }
+    assert places("Job") == ["rounds/assemble.py:make_job"]
+    assert {p.partition(":")[0] for p in places("make_job")} == {"rounds/assemble.py", "deploy/server.py"}
+
+
+def test_a_second_place_is_found() -> None:
+    tree = ast.parse("class A:\n    def f(self):\n        return Site(1)\nx = [a.Site(), Sites(), Site]\nSite()")
+    assert calls(tree, "Site") == ["A.f", ""]
+    assert calls(ast.parse("def g(job):\n    job.restore(1)\n    restore(2)"), ".restore") == ["g"]
+
+
 # ---------------------------------------------------------------- nothing is unpickled
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}

@@ -647,6 +647,6 @@ def test_conformance(options: dict[str, Any], check: Callable[..., None]) -> Non
 def test_more_than_the_options_is_not_needed_by_the_client_half() -> None:
     job = visits(job_of("fedcap"), [0, 1, 2])
     fresh = FedCAP(job.method.options)
-    job.engine._method = fresh
+    job.engine.method = fresh
     reply = job.engine.call(np.arange(3), "train", {"model": each(customised(job))}, 1)
     assert reply.replies["update"].shape == (3, job.site.layout.size("model"))

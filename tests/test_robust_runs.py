@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkin.bench.speed import run_bench
+from fedkin.bench.suite import run_bench
 from fedkin.cli.outcome import summarise, threat
 from fedkin.compute import keys
 from fedkin.compute.batches import Source

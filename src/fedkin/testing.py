@@ -29,6 +29,7 @@ from fedkin.config import make_config
 from fedkin.core.federation import Answer, Faults, Masked, Tamper, difference, spec_of
 from fedkin.data import Dataset, Split
 from fedkin.engines.rehearsal import Rehearsal
+from fedkin.engines.simulator import Simulator
 from fedkin.methods import METHODS, Method
 from fedkin.methods.base import REPORTS
 from fedkin.options import validated
@@ -321,7 +322,8 @@ def _plain(value: object, where: str) -> None:
 def keeps_its_halves_apart(method: Kind, options: Mapping[str, Any] | None = None) -> None:
     """The client half has no memory but `keeps`, and is never told what the server half knows."""
     job = job_of(method, options)
-    client = job.engine._method
+    assert isinstance(job.engine, Simulator)
+    client = job.engine.method
     assert client is not job.method
     before = dict(vars(client))
     finished(job)

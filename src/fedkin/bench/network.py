@@ -22,9 +22,9 @@ import torch
 from fedkin.config import make_config
 from fedkin.deploy.authority import new_folder
 from fedkin.deploy.cluster import client_words, free_port, start, stop
+from fedkin.deploy.joining import TRAVELS
 from fedkin.deploy.server import OpenLink, Serving, prepare_deployed
 from fedkin.deploy.sites import Sites
-from fedkin.deploy.worker import TRAVELS
 from fedkin.engines.remote import Bounds, Came, Delivery, Remote, Terms
 
 

@@ -297,7 +297,7 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure the speed of this machine, as ratios to the obvious loop over clients."""
-    from fedkin.bench.speed import run_bench
+    from fedkin.bench.suite import run_bench
 
     rows = run_bench(what, device, quick, precision, way)
     if json:

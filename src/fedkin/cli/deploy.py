@@ -215,8 +215,9 @@ def client(
         raise UsageError(f"--name {name}: the certificate {identity.certificate} is that of {found!r}")
 
     from fedkin.deploy.client import Where, serve
+    from fedkin.deploy.joining import TRAVELS
     from fedkin.deploy.policy import Policy
-    from fedkin.deploy.worker import TRAVELS, Worker
+    from fedkin.deploy.worker import Worker
 
     rules = Policy.read(policy, TRAVELS) if policy is not None else Policy()
     where = Path(folder).expanduser() if folder else Path(f"fedkin-{name}")

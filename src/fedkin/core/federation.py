@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -235,13 +235,38 @@ class Noted:
         return Noted(self.average, clients, self.note)
 
 
+Messages = Callable[[keys.I64], Mapping[str, object]]
+"""What these clients receive when they want their models."""
+
+
+class Measured(NamedTuple):
+    """How clients' personal models did on their test samples, [K] each: right answers, samples, mean loss."""
+
+    correct: np.ndarray[Any, Any]
+    total: np.ndarray[Any, Any]
+    loss: np.ndarray[Any, Any]
+
+
 class Engine(Protocol):
-    """Carries out an `ask`: runs `function` for these clients where their data are.
+    """Where clients are, and how they are reached."""
 
-    Returns stacked replies for the clients that answered, replies that do not look right one by one, and the reason
-    for each client that did not answer. An engine whose replies come from elsewhere says what is `right`."""
+    losses: Tensor  # the last training loss of each client; NaN before the first
+    client_steps: int  # training steps of all clients so far
 
-    def call(self, ids: keys.I64, function: str, message: Mapping[str, object], round: int) -> Answer: ...
+    def call(self, ids: keys.I64, function: str, message: Mapping[str, object], round: int) -> Answer:
+        """Carries out an `ask`: runs `function` for these clients where their data are.
+
+        Returns stacked replies for the clients that answered, replies that do not look right one by one, and the reason
+        for each client that did not answer. An engine whose replies come from elsewhere says what is `right`."""
+
+    def measured(
+        self, ids: keys.I64, report: str, messages: Messages, round: int
+    ) -> tuple[Measured, Mapping[int, str]]:
+        """What these clients report of their personal models, and why some do not. Nothing changes at the clients."""
+
+    def rows(self, ids: keys.I64, report: str, evaluated: str, messages: Messages, round: int) -> Tensor:
+        """The models that `report` is of, [K, D] on the CPU; `evaluated` is the function that makes them. [K, 0] where
+        models stay with their clients."""
 
 
 @dataclass

@@ -145,8 +145,8 @@ def _data(data: str, config: Config | None) -> Iterator[Step]:
 
 
 def _policy(policy: str, config: Config | None) -> Step:
+    from fedkin.deploy.joining import TRAVELS
     from fedkin.deploy.policy import Declined, Policy
-    from fedkin.deploy.worker import TRAVELS
     from fedkin.methods import METHODS, options_of
 
     try:

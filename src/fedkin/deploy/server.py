@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedkin.compute.batches import Source
-from fedkin.compute.choice import Chooser
-from fedkin.compute.layout import Layout
-from fedkin.compute.program import frozen_digest, trace
+from fedkin.compute.program import frozen_digest
 from fedkin.config import Config
-from fedkin.core import notes
-from fedkin.core.cohort import Site
-from fedkin.core.federation import Answer, Each, Faults, Federation, Note, gate
-from fedkin.core.store import Store
+from fedkin.data import Dataset
 from fedkin.data.own import split_sizes
 from fedkin.deploy import certificates as key_files
+from fedkin.deploy.joining import TRAVELS
 from fedkin.deploy.link import Link
 from fedkin.deploy.sites import USUAL_CLASSES, Facts, Say, Sites, digest, together
 from fedkin.deploy.wire import Transport
-from fedkin.deploy.worker import TRAVELS
 from fedkin.engines.rehearsal import Rehearsal
-from fedkin.engines.remote import MEASURED, Remote, Terms
-from fedkin.engines.simulator import Simulator
+from fedkin.engines.remote import Remote, Terms
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS, options_of
-from fedkin.methods.base import REPORTS
-from fedkin.models import Samples, build, default_model
-from fedkin.rounds import Job, Listener, Prepared, Result, average_of, training_of
-from fedkin.rounds.assemble import check_outputs
-from fedkin.rounds.choices import point_of
+from fedkin.rounds import Job, Listener, Result, average_of
+from fedkin.rounds.assemble import Parts, make_job, make_site
+from fedkin.rounds.choices import network_of
 from fedkin.rounds.settings import idle, refuse
 from fedkin.runs import checkpoint
 from fedkin.runs.catalogue import runs_folder
@@ -61,73 +53,6 @@ class Serving:
     largest: int | None = None  # bytes of a reply; None: eight times the model, and at least 64 MiB
     least: int | None = None  # sites to start with, if the others do not come or do not fit; None: all
     most_classes: int = USUAL_CLASSES
-
-
-@dataclass
-class Deployed(Job):
-    """A job whose clients are elsewhere: they measure themselves, and their models stay with them."""
-
-    sizes: Sequence[tuple[int, int]] = ()  # training and test samples of each
-    _found: tuple[object, tuple[Any, Any, Any]] | None = None  # the last measurement, and what it was of
-
-    def evaluate(self, engine: Simulator | None = None) -> tuple[Any, Any, Any]:
-        now = (self.fed.round, len(self.fed.exchanges))
-        if self._found is not None and self._found[0] == now:
-            return self._found[1]
-        remote, phase = cast(Remote, self.engine), REPORTS[self.prepared.eval_point]
-        ids = (self.fed.all - list(self.fed.why_removed)).ids
-        at = torch.from_numpy(ids)
-        message = {
-            k: Each(v.rows[at]) if isinstance(v, Each) else v for k, v in self.method.deliver_to_all(self.fed).items()
-        }
-        answer = remote.measure(ids, phase, message, self.fed.round)
-        self.site.chooser.client_steps = remote.client_steps
-        *found, why = believable(answer, [test for _, test in self.sizes])
-        if why:
-            missing = {"clients": list(why), "reasons": list(why.values()), "of": self.judgeable(0)}
-            self.fed.notes.append(Note(max(0, self.fed.round - 1), notes.UNJUDGED.name, missing))
-        self._found = now, (found[0], found[1], found[2])
-        return self._found[1]
-
-    def rows(self, clients: Sequence[int] | None = None) -> torch.Tensor:
-        return torch.zeros(len(self.sizes), 0)
-
-    def _models(self) -> torch.Tensor:
-        return self.rows()
-
-    def judgeable(self, judged: int) -> int:
-        return sum(tests > 0 and c not in self.fed.why_removed for c, (_, tests) in enumerate(self.sizes))
-
-    def state(self) -> dict[str, Any]:
-        self.site.chooser.client_steps = cast(Remote, self.engine).client_steps
-        return super().state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        super().restore(state)
-        cast(Remote, self.engine).client_steps = self.site.chooser.client_steps
-
-    def result(self) -> Result:
-        result = super().result()
-        records = [replace(c, train_samples=self.sizes[c.client][0]) for c in result.per_client]
-        return replace(result, per_client=records)
-
-
-def believable(answer: Answer, tests: Sequence[int]) -> tuple[Any, Any, Any, dict[int, str]]:
-    """Right answers, samples and loss of each site as far as they can be true; zeros and NaN for the others, and why
-    (of those that have something to be judged by)."""
-    kept, why = gate(answer, MEASURED)
-    why = {**answer.failed, **why}
-    correct, count = np.zeros(len(tests)), np.zeros(len(tests))
-    loss = np.full(len(tests), np.nan)
-    good = {c: k for k, c in enumerate(kept.ids.tolist()) if c not in why}
-    values = {name: value for name, value in kept.replies.items() if isinstance(value, torch.Tensor)}
-    for client, k in good.items():
-        right, of = float(values["correct"][k]), float(values["count"][k])
-        if of == tests[client] and 0 <= right <= of:
-            correct[client], count[client], loss[client] = right, of, float(values["loss"][k])
-        else:
-            why[client] = f"says {right:g} of {of:g} test samples right; it has {tests[client]}"
-    return correct, count, loss, {c: reason for c, reason in sorted(why.items()) if tests[c]}
 
 
 def run_server(
@@ -156,7 +81,7 @@ def run_server(
             (recorder.folder / SITES).write_text(json.dumps([f.plain() for f in facts]))
             recorder.attach(job)
             least = min(len(facts), serving.least or count)
-            return _serve(job, sites, facts, recorder, serving, least, on_event, say, signals)
+            return _serve(job, engine, sites, facts, recorder, serving, least, on_event, say, signals)
 
 
 def resume_server(
@@ -181,11 +106,12 @@ def resume_server(
         recorder.resumed(job.fed.round)
         recorder.attach(job, marks)
         least = serving.least or max(1, -(-len(facts) // 2))
-        return _serve(job, sites, facts, recorder, serving, least, on_event, say, signals)
+        return _serve(job, engine, sites, facts, recorder, serving, least, on_event, say, signals)
 
 
 def _serve(
-    job: Deployed,
+    job: Job,
+    engine: Remote,
     sites: Sites,
     facts: Sequence[Facts],
     recorder: Recorder,
@@ -200,7 +126,7 @@ def _serve(
         say(text)
 
     sites.speak(log)
-    cast(Remote, job.engine).say = log
+    engine.say = log
     attempt = int(time.time() * 1000)
     settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}
     shared = {
@@ -271,60 +197,28 @@ def _bound(link: Link, job: Job, serving: Serving) -> None:
     link.limit = serving.largest or max(64 << 20, 8 * 4 * job.site.layout.width)
 
 
-def prepare_deployed(config: Config, facts: Sequence[Facts], engine: Remote) -> Deployed:
+def prepare_deployed(config: Config, facts: Sequence[Facts], engine: Remote) -> Job:
     """What `rounds.prepare` does, without any data: the network, the method's server half, the books."""
     kind = METHODS[config.method]
     options = options_of(kind, config.options, config.method)
     if config.validation_share is None:
         config = replace(config, validation_share=kind.holdout)
     shape, dtype, labels = together(facts)
-    name = config.model or default_model(shape, 0)
-    network = build(name, shape, len(labels), 0, config.seed)
-    nothing = Source(np.zeros((0, *shape), dtype), np.zeros(0, np.int64), torch.device("cpu"))
-    sample = Source(np.zeros((6, *shape), dtype), np.zeros(6, np.int64), torch.device("cpu")).batch(torch.arange(6))
-    layout = Layout.of(network, config.head, config.buffers, example=sample)
-    forward, initial = trace(network, layout, sample), layout.row(network)
-    check_outputs(forward, layout, initial, sample, len(labels))
-    point = point_of(config, kind)
+    like = Dataset("sites", np.zeros((6, *shape), dtype), np.zeros(6, np.int64), len(labels), tuple(map(str, labels)))
+    network, name, _ = network_of(config, like, None)
+    nothing = Source(like.x[:0], like.y[:0], torch.device("cpu"))
+    empty = [np.zeros(0, np.int64) for _ in facts]  # which samples: only the sites know
+    parts: Parts = {"train": empty, "validation": empty, "test": empty}
+    names = [f.name for f in facts]
+    site = make_site(config, kind, network, like, nothing, parts, names, "fp32")
     shares = (config.test_share, config.validation_share or 0.0)
-    parts = [split_sizes(f.samples, f.tests, *shares) for f in facts]
-    samples = np.array([train for train, _, _ in parts], np.int64)
-    names, empty = [f.name for f in facts], [np.zeros(0, np.int64) for _ in facts]
-    site = Site(
-        forward=forward,
-        layout=layout,
-        initial=initial,
-        source=nothing,
-        parts={"train": empty, "validation": empty, "test": empty},  # which samples: only the sites know
-        names=names,
-        classes=len(labels),
-        seed=config.seed,
-        training=training_of(config, "fp32"),
-        store=Store(len(facts), kind.keeps, layout, initial),
-        chooser=Chooser(),
-    )
-    fed = Federation(engine, samples, seed=config.seed, faults=Faults(), average=average_of(config), names=names)
-    fed.rounds, fed.stop_on_failure = config.rounds, config.on_failure == "stop"
-    engine.rehearse = Rehearsal(site, kind(options), shape, dtype)
-    engine.alive, engine.expel = lambda: fed.alive.ids.tolist(), lambda client, why: fed.remove([client], why)
-    server = kind(options)
-    server.start(fed, layout, initial)
+    sizes = [(train, test) for train, _, test in (split_sizes(f.samples, f.tests, *shares) for f in facts)]
     resolved = replace(config, clients=len(facts), model=name, data="sites", partition="natural")
-    prepared = Prepared(resolved, len(facts), len(labels), digest(facts), layout.parameters, "cpu", "fp32", point)
-    sizes = [(train, test) for train, _, test in parts]
-    samples_of = Samples(shape, np.dtype(dtype).name, len(labels), tuple(str(v) for v in labels))  # type: ignore[arg-type]
-    return Deployed(
-        resolved,
-        prepared,
-        server,
-        fed,
-        site,
-        cast(Simulator, engine),
-        network,
-        samples_of,
-        asdict(options),
-        sizes=sizes,
-    )
+    job = make_job(resolved, kind(options), network, like, site, engine, sizes, digest(facts), average_of(config))
+    engine.rehearse = Rehearsal(site, kind(options), shape, dtype)
+    engine.tests, engine.alive = [test for _, test in sizes], lambda: job.fed.alive.ids.tolist()
+    engine.expel = lambda client, why: job.fed.remove([client], why)
+    return job
 
 
 def _known_sites(run: RunFolder) -> list[Facts]:

@@ -22,116 +22,28 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedkin.compute import keys
-from fedkin.compute.batches import Source
-from fedkin.compute.choice import Chooser
-from fedkin.compute.layout import Layout
-from fedkin.compute.program import frozen_digest, trace
-from fedkin.config import Config, make_config
-from fedkin.core.cohort import Cohort, DataPart, Scores, Site
 from fedkin.core.federation import Masked, wire_bytes
-from fedkin.core.store import Store
-from fedkin.data import Dataset
-from fedkin.data.own import read_site, split_client
+from fedkin.data.own import read_site
+from fedkin.deploy.joining import Joined, OwnCohort, join, whole
 from fedkin.deploy.node import LIMIT
 from fedkin.deploy.policy import Declined, Policy, rounded
-from fedkin.deploy.state import Stamp, Vault, write_private
-from fedkin.deploy.wire import Parcel, Transport, pack, unpack
+from fedkin.deploy.state import Stamp, write_private
+from fedkin.deploy.wire import Parcel, pack, unpack
 from fedkin.engines.remote import MEASURED
 from fedkin.errors import FedKinError
-from fedkin.methods import METHODS, Method, options_of
 from fedkin.methods.base import REPORTS
-from fedkin.models import build
-from fedkin.rounds import pick_device, pick_precision, training_of
-from fedkin.rounds.choices import point_of
 from fedkin.use.model_file import Card, tensors_of
 from fedkin.use.model_file import save as save_model
 
 Say = Callable[[str], None]
 
-TRAVELS = (
-    "method",
-    "options",
-    "model",
-    "head",
-    "buffers",
-    "rounds",
-    "epochs",
-    "batch",
-    "optimiser",
-    "lr",
-    "momentum",
-    "weight_decay",
-    "augment",
-    "order",
-    "seed",
-    "test_share",
-    "validation_share",
-    "eval_point",
-    "precision",
-)
-"""The settings a server tells its sites; where and how a site computes is its own business."""
 MODEL = "personal.safetensors"
 RECORD = "record.jsonl"
 NOTED = ("kind", "run", "round", "phase", "call", "config", "reason")  # of a message, on record
 SERVER_HALF = {"start", "round", "deliver", "deliver_to", "deliver_to_all", "needs", "finish"}
 PERSONAL = "rows"  # what `report` adds for the simulator, and no site sends
-
-
-class Own(Store):
-    """One client's row, whatever its number."""
-
-    def __init__(self, keeps: Mapping[str, Any], layout: Layout, initial: Tensor) -> None:
-        super().__init__(1, keeps, layout, initial)
-
-    def read(self, name: str, ids: keys.I64) -> Tensor:
-        return super().read(name, ids * 0)
-
-    def write(self, name: str, ids: keys.I64, rows: Tensor) -> None:
-        super().write(name, ids * 0, rows)
-
-    def expected(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        first = {name: self.first(name) for name in self.keeps}
-        return {name: ((1, *t.shape), t.dtype) for name, t in first.items()}
-
-
-class OwnCohort(Cohort):
-    """A cohort of one whose private draws come from a seed that never leaves the site. `exact`: whether a method may
-    evaluate the models that it is sent; what comes of it is the method's to send, and no policy makes it coarse."""
-
-    secret: int | None = None
-    exact: bool = True
-
-    def evaluate(self, rows: Tensor, data: DataPart = "test") -> Scores:
-        if not self.exact:
-            raise Declined("asked how well models do here, exactly: this site's policy (evaluation) forbids that")
-        return super().evaluate(rows, data)
-
-    @property
-    def seed(self) -> int:
-        return self._site.seed if self.secret is None else self.secret
-
-
-@dataclass
-class Joined:
-    """A run this site takes part in."""
-
-    run: str
-    attempt: int
-    place: int
-    config: Config
-    method: Method
-    network: nn.Module
-    site: Site
-    store: Own
-    card: Card
-    vault: Vault
-    stamp: Stamp
-    transport: Transport
-    questions: dict[int, int] = field(default_factory=dict)  # answered so far, by round
 
 
 @dataclass
@@ -267,119 +179,15 @@ class Worker:
         return pack({}, facts)
 
     def _join(self, message: Parcel) -> bytes:
-        f = message.fields
-        run, attempt, begin = str(f["run"]), _whole(f, "attempt"), _whole(f, "round")
-        place, clients = _whole(f, "place"), _whole(f, "clients")
-        if not place < clients <= 1_000_000:
-            raise FedKinError(f"place {place} of {clients}: not possible")
-        given = f.get("config")
-        if not isinstance(given, dict):
-            raise FedKinError("no settings came with the invitation")
-        config = make_config({k: v for k, v in given.items() if k in TRAVELS})
-        kind = METHODS[config.method]
-        options = options_of(kind, config.options, config.method)
-        self.policy.check(config, options)
-        dataset, parts = self._dataset(f.get("labels"), place, config)
-        initial = message.values.get("initial")
-        network = build(str(config.model), dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
-        sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
-        example = sample.batch(torch.arange(len(sample.y)))
-        layout = Layout.of(network, config.head, config.buffers, example=example)
-        if not isinstance(initial, Tensor) or initial.shape != (layout.width,) or initial.dtype != torch.float32:
-            raise FedKinError(f"the first model does not fit {config.model}: both sides need the same FedKin")
-        if frozen_digest(network, layout) != f.get("frozen", ""):
-            raise FedKinError(f"the frozen parameters of {config.model} are not the server's: both sides need the same")
-        device = pick_device(self.device)
-        odd = config.precision == "tf32" and device.type == "cpu"
-        precision = pick_precision("auto" if odd else config.precision, device)
-        source = Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
-        forward = trace(network, layout, example)
-        point = point_of(config, kind)
-        store = Own(kind.keeps, layout, initial.to(device))
-        site = Site(
-            forward=forward,
-            layout=layout,
-            initial=initial.to(device),
-            source=source,
-            parts={k: _only(place, clients, rows) for k, rows in parts.items()},  # type: ignore[misc]
-            names=[self.name if i == place else "" for i in range(clients)],
-            classes=dataset.classes,
-            seed=config.seed,
-            training=training_of(config, precision),
-            store=store,
-            chooser=Chooser(),
-            hold=point != "received",
-        )
-        vault = Vault(self.folder, run)
-        vault.same_data(self.data_print)
-        stamp, remark = self._resume(vault, attempt, begin)
-        store.tensors = {k: t.to(device) for k, t in vault.load(store.expected()).items()}
-        card = Card.of(
-            dataset,
-            config.model,
-            head=layout.head_name,
-            method=config.method,
-            run=run,
-            site=self.name,
-            seed=config.seed,
-        )
-        transport = f.get("transport", "fp32")
-        self.joined = Joined(
-            run,
-            attempt,
-            place,
-            config,
-            kind(options),
-            network,
-            site,
-            store,
-            card,
-            vault,
-            stamp,
-            transport if transport in ("fp16", "int8") else "fp32",
-        )
+        self.joined, sizes, remark = join(self, message)
+        job, config, begin = self.joined, self.joined.config, message.fields["round"]
         self.say(
-            f"joined run {run} as number {place + 1} of {clients}: {config.method}, {config.model}, "
-            f"{config.rounds} rounds, from round {begin + 1}{remark}"
+            f"joined run {job.run} as number {job.place + 1} of {len(job.site.names)}: {config.method}, "
+            f"{config.model}, {config.rounds} rounds, from round {begin + 1}{remark}"
         )
-        sizes = {k: len(rows) for k, rows in parts.items()}
-        self.say(
-            "sent: that it takes part, and on how many samples: " + ", ".join(f"{n} {k}" for k, n in sizes.items())
-        )
+        counts = ", ".join(f"{n} {k}" for k, n in sizes.items())
+        self.say(f"sent: that it takes part, and on how many samples: {counts}")
         return pack({}, {"kind": "joined", **sizes, "remark": remark})
-
-    def _resume(self, vault: Vault, attempt: int, begin: int) -> tuple[Stamp, str]:
-        """The state to go on from, where the server goes on from round `begin`."""
-        stamp = vault.stamp()
-        fresh = Stamp(begin, -1, attempt)
-        remark = ""
-        if stamp is None or (begin == 0 and stamp.attempt != attempt):
-            remark = "; this site has no state of it and starts with the first model" if begin else ""
-            if stamp is not None and (stamp.round, stamp.call) > (0, -1):
-                remark = f"; its state of round {stamp.round + 1} is set aside in {vault.set_aside().name}"
-            vault.begin(fresh)
-            return fresh, remark
-        if stamp.attempt != attempt and (stamp.round, stamp.call) >= (begin, 0):
-            if vault.go_back(begin):
-                return vault.stamp() or fresh, f"; back to its state at round {begin + 1}"
-            remark = f"; its state is of round {stamp.round + 1}, older ones are gone"
-            stamp = Stamp(begin, -1, attempt, stamp.phase)
-        return stamp, remark
-
-    def _dataset(self, labels: object, place: int, config: Config) -> tuple[Dataset, dict[str, keys.I64]]:
-        """This site's samples with the labels numbered as all sites number them."""
-        own, known = self.own, np.unique(self.own.y)
-        if not isinstance(labels, list) or not 0 < len(labels) <= 1_000_000:
-            raise FedKinError("the list of classes is missing")
-        numbers = {v: i for i, v in enumerate(labels)}
-        missing = [v.item() for v in known if v.item() not in numbers]
-        if missing:
-            raise FedKinError(f"class {missing[0]!r} of this site is not in the server's list")
-        codes = np.array([numbers[v.item()] for v in known], np.int64)[np.searchsorted(known, own.y)]
-        names = tuple(str(v) for v in labels)
-        dataset = Dataset(self.name, own.x, codes, len(labels), names, columns=own.columns)
-        split = split_client(codes, own.tests, place, config.seed, config.test_share, config.validation_share or 0.0)
-        return dataset, dict(zip(("train", "validation", "test"), split, strict=True))
 
     # ------------------------------------------------------------ working
 
@@ -387,14 +195,14 @@ class Worker:
         f, job = message.fields, self.joined
         if job is None or f.get("run") != job.run or f.get("attempt") != job.attempt:
             raise FedKinError("asked to work for a run that this site has not joined")
-        phase, number = str(f["phase"]), _whole(f, "round")
-        call = _whole(f, "call", low=-1)
+        phase, number = str(f["phase"]), whole(f, "round")
+        call = whole(f, "call", low=-1)
         self._check_count(job, number)
         measures = phase in REPORTS.values()
         self._check_phase(job, phase)
         if not measures:
             self._in_order(job, number, call, f.get("checkpoints"))
-        before = {k: t.clone() for k, t in job.store.tensors.items()}
+        before = job.kept
         begin, steps = time.perf_counter(), job.site.chooser.client_steps
         cohort = OwnCohort(job.site, np.array([job.place], np.int64), number, phase)
         cohort.secret = self._seed() if self.secret else None
@@ -404,10 +212,10 @@ class Worker:
             reply = getattr(job.method, phase)(cohort, **given)
             checked = _checked(reply, phase)
         except BaseException:
-            job.store.tensors = before
+            job.kept = before
             raise
         if measures:
-            job.store.tensors = before
+            job.kept = before
             rows = checked.pop(PERSONAL)
             if isinstance(rows, Tensor):
                 self._keep_model(job, rows, number)
@@ -415,7 +223,7 @@ class Worker:
             checked = self.policy.coarse(checked)
         else:
             job.stamp = Stamp(number, call, job.attempt, phase)
-            job.vault.save(job.stamp, job.store.tensors)
+            job.vault.save(job.stamp, job.kept)
         loss = float(cohort.losses.float().nanmean()) if len(cohort.losses) else math.nan
         loss = rounded(loss) if self.policy.evaluation != 0 else loss
         fields = {
@@ -458,7 +266,7 @@ class Worker:
         if asked == last and job.stamp.attempt == job.attempt:  # asked again: from where it was before
             job.vault.undo()
             job.stamp = job.vault.stamp() or job.stamp
-            job.store.tensors = job.vault.load(job.store.expected())
+            job.load()
         elif asked < last:
             raise FedKinError(f"asked for round {number + 1}, but this site is at round {job.stamp.round + 1}")
         rounds = checkpoints if isinstance(checkpoints, list) else []
@@ -517,10 +325,6 @@ def _per_class(value: Tensor | Masked) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.dim() == 2
 
 
-def _only(place: int, clients: int, rows: keys.I64) -> list[keys.I64]:
-    return [rows if i == place else rows[:0] for i in range(clients)]
-
-
 def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of what travels, by name; numbers and words count as eight."""
     return {n: wire_bytes(v) if isinstance(v, Tensor | Masked) else 8 for n, v in values.items()}
@@ -533,13 +337,6 @@ def printable(text: str) -> str:
         for line in text.rstrip("\n").split("\n")
     )
     return "\n    ".join(lines)
-
-
-def _whole(fields: Mapping[str, Any], name: str, low: int = 0) -> int:
-    value = fields.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 1 << 53:
-        raise FedKinError(f"{name}={value!r}: expected a whole number")
-    return value
 
 
 def _in_words(values: Mapping[str, Tensor | Masked]) -> str:

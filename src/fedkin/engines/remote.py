@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedkin.compute import keys
-from fedkin.core.federation import Answer, Each, Masked, Spec, difference, spec_of
+from fedkin.core.federation import Answer, Each, Masked, Measured, Messages, Spec, difference, gate, spec_of
 from fedkin.engines.conduct import Register
 from fedkin.engines.rehearsal import most_bytes
 from fedkin.errors import FedKinError
@@ -125,12 +125,14 @@ class Remote:
         self.voted: dict[str, Spec] = {}  # phases that cannot be rehearsed, and what most sites sent
         self._unknown: set[str] = set()  # those of which that was said
         self.useful: float | None = None  # when a reply could last be used
-        self._round, self._calls = -1, 0
+        self.tests: Sequence[int] = [0] * len(names)  # test samples of each site, as it told before the run
+        self._round, self._calls, self._asked = -1, 0, 0
+        self._known: tuple[object, tuple[Measured, dict[int, str]]] | None = None  # the last measurement, and of when
 
     def call(self, ids: keys.I64, function: str, message: Mapping[str, object], round: int) -> Answer:
         if round != self._round:
             self._round, self._calls = round, 0
-        number, self._calls = self._calls, self._calls + 1
+        number, self._calls, self._asked = self._calls, self._calls + 1, self._asked + 1
         fields = {"phase": function, "round": round, "call": number, "checkpoints": self._checkpoints()}
         return _Exchange(self, ids, message, fields, self.right(function, message, round)).run(self.terms.minimum)
 
@@ -138,6 +140,17 @@ class Remote:
         """Like `call`, for looking only: nothing at the sites changes, and nobody has to answer."""
         fields = {"phase": function, "round": round, "call": -1, "checkpoints": self._checkpoints()}
         return _Exchange(self, ids, message, fields, MEASURED).run(0.0)
+
+    def measured(self, ids: keys.I64, report: str, messages: Messages, round: int) -> tuple[Measured, dict[int, str]]:
+        """What can be true of what the sites say; asked once, as long as no work comes between."""
+        now = (round, self._asked, report)
+        if self._known is None or self._known[0] != now:
+            *found, why = believable(self.measure(ids, report, messages(ids), round), self.tests)
+            self._known = now, (Measured(*(values[ids] for values in found)), why)
+        return self._known[1]
+
+    def rows(self, ids: keys.I64, report: str, evaluated: str, messages: Messages, round: int) -> Tensor:
+        return torch.zeros(len(ids), 0)
 
     def right(self, function: str, message: Mapping[str, object], round: int, anew: bool = False) -> Spec | None:
         """What a reply must look like; None: it cannot be known beforehand."""
@@ -159,6 +172,24 @@ class Remote:
         if loss is not None:
             self.losses[client] = float(loss)
         self.client_steps += steps
+
+
+def believable(answer: Answer, tests: Sequence[int]) -> tuple[Any, Any, Any, dict[int, str]]:
+    """Right answers, samples and loss of each site as far as they can be true; zeros and NaN for the others, and why
+    (of those that have something to be evaluated by)."""
+    kept, why = gate(answer, MEASURED)
+    why = {**answer.failed, **why}
+    correct, count, loss = np.zeros(len(tests)), np.zeros(len(tests)), np.full(len(tests), np.nan)
+    values = {name: value for name, value in kept.replies.items() if isinstance(value, Tensor)}
+    for k, client in enumerate(kept.ids.tolist()):
+        if client in why:
+            continue
+        right, of = float(values["correct"][k]), float(values["count"][k])
+        if of == tests[client] and 0 <= right <= of:
+            correct[client], count[client], loss[client] = right, of, float(values["loss"][k])
+        else:
+            why[client] = f"says {right:g} of {of:g} test samples right; it has {tests[client]}"
+    return correct, count, loss, {c: reason for c, reason in sorted(why.items()) if tests[c]}
 
 
 class _Exchange:

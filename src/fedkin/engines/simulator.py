@@ -6,7 +6,7 @@ server half remembers: what works here works when the two are on different machi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from fedkin.compute import keys
 from fedkin.compute.backends import cores
 from fedkin.core.cohort import Cohort, Site
-from fedkin.core.federation import Answer, Each, Masked, Reply
+from fedkin.core.federation import Answer, Each, Masked, Measured, Messages, Reply
 from fedkin.errors import FedKinError
 
 if TYPE_CHECKING:
@@ -24,24 +24,25 @@ if TYPE_CHECKING:
 
 
 LOOKED_AT = {"cpu": 16 << 20, "cuda": 1 << 30}
-"""Bytes of models that are judged together unless `chunk` says how many. Several tensors of that size are needed to
+"""Bytes of models that are evaluated together unless `chunk` says how many. Several tensors of that size are needed to
 answer. Up to 32 MiB the usual allocators of a CPU give memory out again instead of asking the system for it, which
 took half of the time; a GPU needs many rows to be busy."""
-
-Messages = Callable[[keys.I64], Mapping[str, object]]
-"""What these clients receive when they want their models."""
 
 
 class Simulator:
     """`chunk` bounds how many clients are worked on at once; results do not depend on it."""
 
     def __init__(self, site: Site, method: Method, chunk: int | None = None) -> None:
-        self.site, self._method, self._chunk = site, method, chunk
+        self.site, self.method, self._chunk = site, method, chunk
         self.losses = torch.full((len(site.names),), float("nan"))  # last training loss of each client
 
-    def elsewhere(self, site: Site) -> Simulator:
-        """The same clients with other data."""
-        return Simulator(site, self._method, self._chunk)
+    @property
+    def client_steps(self) -> int:
+        return self.site.chooser.client_steps
+
+    @client_steps.setter
+    def client_steps(self, steps: int) -> None:
+        self.site.chooser.client_steps = steps
 
     @property
     def looks_at(self) -> int:
@@ -60,8 +61,8 @@ class Simulator:
         right, count = (torch.cat([getattr(f, n).sum(1) for f in found]).cpu().numpy() for n in ("correct", "count"))
         return right.astype(np.int64), count.astype(np.int64)
 
-    def measured(self, ids: keys.I64, report: str, messages: Messages, round: int) -> dict[str, Tensor]:
-        """What clients report of their models; the models themselves are let go of as soon as they have been judged."""
+    def measured(self, ids: keys.I64, report: str, messages: Messages, round: int) -> tuple[Measured, dict[int, str]]:
+        """The models themselves are let go of as soon as they have been evaluated."""
         found: dict[str, Tensor] = {}
         for begin, some in pieces(ids, self.looks_at):
             reply = self._answer(some, report, _opened(messages(some)), round)
@@ -71,14 +72,14 @@ class Simulator:
                     if name not in found:
                         found[name] = value.new_empty(len(ids), *value.shape[1:])
                     found[name][begin : begin + len(some)] = value
-        return found
+        correct, count = (found[name].sum(1).cpu().numpy() for name in ("correct", "count"))
+        return Measured(correct, count, found["loss"].cpu().numpy()), {}
 
-    def rows(self, ids: keys.I64, report: str, judged: str, messages: Messages, round: int) -> Tensor:
-        """The models that `report` is of, [K, D] on the CPU; `judged` is the function that makes them."""
+    def rows(self, ids: keys.I64, report: str, evaluated: str, messages: Messages, round: int) -> Tensor:
         rows = torch.empty(len(ids), self.site.layout.width)
         for begin, some in pieces(ids, self.looks_at):
             cohort = Cohort(self.site, some, round, report)
-            rows[begin : begin + len(some)] = getattr(self._method, judged)(cohort, **_opened(messages(some)))
+            rows[begin : begin + len(some)] = getattr(self.method, evaluated)(cohort, **_opened(messages(some)))
         return rows
 
     def call(self, ids: keys.I64, function: str, message: Mapping[str, object], round: int) -> Answer:
@@ -97,7 +98,7 @@ class Simulator:
 
     def _answer(self, ids: keys.I64, function: str, given: Mapping[str, object], round: int) -> Reply:
         cohort = Cohort(self.site, ids, round, function)
-        reply: Reply | None = getattr(self._method, function)(cohort, **given)
+        reply: Reply | None = getattr(self.method, function)(cohort, **given)
         trained = ~torch.isnan(cohort.losses)
         self.losses[torch.from_numpy(cohort.ids)[trained]] = cohort.losses[trained]
         checked = {} if reply is None else reply
@@ -106,7 +107,7 @@ class Simulator:
             if not isinstance(tensor, Tensor) or tensor.dim() == 0 or len(tensor) != len(cohort):
                 shape = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise FedKinError(
-                    f"{type(self._method).__name__}.{function} returned {name!r} with shape {shape}: "
+                    f"{type(self.method).__name__}.{function} returned {name!r} with shape {shape}: "
                     f"the first axis must run over its {len(cohort)} clients"
                 )
         return checked

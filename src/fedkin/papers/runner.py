@@ -434,7 +434,7 @@ def _run_judged(
     jobs: list[Job] = []
 
     def ready(job: Job) -> None:
-        jobs.extend([job, *(job.beside(config) for config in configs[1:])])
+        jobs.extend([job, *(job.evaluated_as(config) for config in configs[1:])])
         for which, other in enumerate(jobs[1:], 1):
             tell(which, other.prepared)
 
@@ -442,7 +442,7 @@ def _run_judged(
         tell(0, event)
         if isinstance(event, RoundRecord):
             for which, other in enumerate(jobs[1:], 1):
-                tell(which, other.judge(jobs[0], event))
+                tell(which, other.evaluate_with(jobs[0], event))
 
     result = start(configs[0], on_event=hear, loaded=loaded, ready=ready, **given)
     finish(0, result)

@@ -1,25 +1,28 @@
-"""How a run is put together: everything is checked, the data are loaded, the network is built."""
+"""How a run is put together: one way to make a site, and one to make a job of it, wherever the clients are."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
+from fedkin.compute import keys
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
 from fedkin.compute.forward import Context
 from fedkin.compute.layout import Layout
 from fedkin.compute.program import trace
+from fedkin.compute.work import Precision
 from fedkin.config import Config
-from fedkin.core.cohort import Site
-from fedkin.core.federation import Average, Clients, Faults, Federation, Tamper
+from fedkin.core.cohort import DataPart, Site
+from fedkin.core.federation import Average, Clients, Engine, Faults, Federation, Tamper
 from fedkin.core.store import Store
 from fedkin.data import Brought, Dataset, Split, remarks_on
 from fedkin.engines.simulator import Simulator
-from fedkin.errors import UsageError
+from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import Given, Samples
 from fedkin.robust import Adversary, DataAttack, Desk, Watched, make_attack
@@ -39,6 +42,8 @@ from fedkin.rounds.job import Job
 from fedkin.rounds.records import Prepared
 from fedkin.rounds.settings import idle, of_network, of_split, recorded, refuse
 
+Parts = Mapping[DataPart, Sequence[keys.I64]]
+
 
 def prepare(
     config: Config,
@@ -52,7 +57,7 @@ def prepare(
     sources: dict[int, tuple[Dataset, Source]] | None = None,
     admitted: bool = False,
 ) -> Job:
-    """Check everything, load the data, build the network; nothing trains yet.
+    """A simulation: check everything, load the data, build the network; nothing trains yet.
 
     `model` is copied, never changed (see `first_network`). `tamper` and `average` replace what the configuration's
     attack and rule would do; `chooser` trains in place of the run's own; `sources` are data sets that lie on the device
@@ -66,109 +71,133 @@ def prepare(
     refuse(config, idle(config, kind, options, attack))
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
-    training = training_of(config, precision)
+    training_of(config, precision)  # refused before the data are read
     if config.validation_share is None:
         config = replace(config, validation_share=kind.holdout)
     dataset, split = data if isinstance(data, tuple) else load_data(config, brought=data)
     if config.augment and len(dataset.shape) != 3:
         raise UsageError(f"augment=true needs images; {dataset.name!r} has samples of shape {dataset.shape}")
-    sample = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
-    example = sample.batch(torch.arange(len(sample.y)))
     network, name, remarks = network_of(config, dataset, model)
+    example = example_of(dataset)
     layout = Layout.of(network, config.head, config.buffers, example=example)
     refuse(config, of_split(config, split))
     refuse(config, of_network(config, layout, network, model is not None, kind.unused(options), example))
-    adversary = None
-    if attack is not None:
-        adversary = Adversary.of(config, attack, split.clients)
-        tamper = tamper or adversary.tamper
+    adversary = None if attack is None else Adversary.of(config, attack, split.clients)
     shared = sources if sources is not None and not isinstance(attack, DataAttack) else {}
     if id(dataset) not in shared:
         shared[id(dataset)] = dataset, Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
-    source = shared[id(dataset)][1]
-    forward = trace(network, layout, example)
-    initial = layout.row(network).to(device)
-    check_outputs(forward, layout, initial, example, dataset.classes)
-    point = point_of(config, kind)
-    site = Site(
-        forward=forward,
-        layout=layout,
-        initial=initial,
-        source=source,
-        parts={"train": split.train, "validation": split.validation, "test": split.test},
-        names=split.names,
-        classes=dataset.classes,
-        seed=config.seed,
-        training=training,
-        store=Store(split.clients, kind.keeps, layout, initial),
-        chooser=chooser or Chooser(config.way),
-        hold=point != "received",
+    parts: Parts = {"train": split.train, "validation": split.validation, "test": split.test}
+    site = make_site(
+        config, kind, network, dataset, shared[id(dataset)][1], parts, split.names, precision, chooser=chooser
     )
     if adversary is not None:
         adversary.arm(site, dataset.x, dataset.y)
+        tamper = tamper or adversary.tamper
     engine = Simulator(site, kind(options), config.chunk)
-    faults = Faults(config.drop, config.straggle, config.seed)
-    samples = np.array([len(p) for p in split.train], np.int64)
-    fed = Federation(
-        engine, samples, seed=config.seed, faults=faults, average=average, tamper=tamper, names=split.names
+    sizes = [(len(train), len(test)) for train, test in zip(split.train, split.test, strict=True)]
+    resolved = replace(recorded(config, split), model=name)
+    job = make_job(
+        resolved, kind(options), network, dataset, site, engine, sizes, split.hash, average, tamper, adversary
     )
-    fed.rounds, fed.stop_on_failure = config.rounds, config.on_failure == "stop"
-    server = kind(options)
-    if adversary is not None:
-        adversary.detector, adversary.rule = server.detector, getattr(average, "rule", None)
-        adversary.rounds = config.rounds
-    if isinstance(average, Watched):
-        average.meet(Desk(site, lambda: fed.round, kind.frozen_head))
-    server.start(fed, layout, initial)
-    needed = footprint.expected(config, site, server, engine.looks_at, footprint.activations_of(network, example))
+    needed = footprint.expected(config, site, job.method, engine.looks_at, footprint.activations_of(network, example))
     if not (config.force or admitted):
         footprint.check_memory(needed, device)
-    remarks = [*remarks, *remarks_on(dataset, split)]
-    resolved = replace(recorded(config, split), model=name)
-    prepared = Prepared(
-        resolved,
-        split.clients,
-        dataset.classes,
-        split.hash,
-        layout.parameters,
-        str(device),
-        precision,
-        point,
-        remarks=tuple(remarks),
-        needed=needed,
-    )
-    samples_of = Samples(
-        dataset.shape,
-        dataset.x.dtype.name,  # type: ignore[arg-type]
-        dataset.classes,
-        tuple(dataset.class_names),
-        dataset.mean,
-        dataset.std,
-        dataset.vocabulary,
-    )
-    job = Job(
-        resolved,
-        prepared,
-        server,
-        fed,
-        site,
-        engine,
-        network,
-        samples_of,
-        asdict(options),
-        adversary=adversary,
-        split=split,
-        clock=clock,
-    )
-    if adversary is not None and not adversary.counted:
-        job.watched = Clients(np.flatnonzero(~adversary.malicious()), samples)
+    job.prepared = replace(job.prepared, remarks=(*remarks, *remarks_on(dataset, split)), needed=needed)
+    job.split, job.clock = split, clock
     clock.add("preparing", clock.wall)
     return job
 
 
-def check_outputs(forward: Any, layout: Layout, row: torch.Tensor, example: torch.Tensor, classes: int) -> None:
-    """A network needs an output for every class."""
+def make_site(
+    config: Config,
+    kind: type[Method],
+    network: nn.Module,
+    dataset: Dataset,
+    source: Source,
+    parts: Parts,
+    names: Sequence[str],
+    precision: Precision,
+    *,
+    initial: Tensor | None = None,
+    chooser: Chooser | None = None,
+) -> Site:
+    """Where clients with these names work: in a simulation, at a site of a deployment, in a benchmark; and without
+    samples, what a server of real sites knows of them.
+
+    `dataset` is theirs or like theirs; `source` holds the samples that `parts` number. `initial`: the first model where
+    it comes from somebody else."""
+    example = example_of(dataset)
+    layout = Layout.of(network, config.head, config.buffers, example=example)
+    first = layout.row(network) if initial is None else initial
+    if first.shape != (layout.width,) or first.dtype != torch.float32:
+        raise FedKinError(f"the first model does not fit {config.model}: both sides need the same FedKin")
+    forward, first = trace(network, layout, example), first.to(source.device)
     with torch.no_grad():
-        logits = forward(layout.tensors(row.cpu().unsqueeze(0)), example, 1, Context()).logits
-    if logits.shape[-1] < classes:
-        raise UsageError(f"the network gives {logits.shape[-1]} outputs, the data have {classes} classes")
+        logits = forward(layout.tensors(first.cpu().unsqueeze(0)), example, 1, Context()).logits
+    if logits.shape[-1] < dataset.classes:
+        raise UsageError(f"the network gives {logits.shape[-1]} outputs, the data have {dataset.classes} classes")
+    return Site(
+        forward,
+        layout,
+        first,
+        source,
+        parts,
+        names,
+        dataset.classes,
+        training_of(config, precision),
+        config.seed,
+        Store(len(names), kind.keeps, layout, first),
+        chooser or Chooser(config.way),
+        hold=point_of(config, kind) != "received",
+    )
+
+
+def make_job(
+    config: Config,
+    server: Method,
+    network: nn.Module,
+    dataset: Dataset,
+    site: Site,
+    engine: Engine,
+    sizes: Sequence[tuple[int, int]],
+    split_hash: str,
+    average: Average,
+    tamper: Tamper | None = None,
+    adversary: Adversary | None = None,
+) -> Job:
+    """The server's half of a run whose clients an engine reaches. `config` is resolved: what was left open is filled
+    in. `sizes`: training and test samples of each client."""
+    samples = np.array([train for train, _ in sizes], np.int64)
+    faults = Faults(config.drop, config.straggle, config.seed)
+    fed = Federation(engine, samples, seed=config.seed, faults=faults, average=average, tamper=tamper, names=site.names)
+    fed.rounds, fed.stop_on_failure = config.rounds, config.on_failure == "stop"
+    if adversary is not None:
+        adversary.detector, adversary.rule = server.detector, getattr(average, "rule", None)
+        adversary.rounds = config.rounds
+    if isinstance(average, Watched) and site.source.count:  # who has no samples has nothing to tell a rule
+        average.meet(Desk(site, lambda: fed.round, server.frozen_head))
+    server.start(fed, site.layout, site.initial)
+    prepared = Prepared(
+        config,
+        len(sizes),
+        dataset.classes,
+        split_hash,
+        site.layout.parameters,
+        str(site.source.device),
+        site.training.precision,
+        point_of(config, type(server)),
+    )
+    x, names = dataset.x.dtype.name, tuple(dataset.class_names)
+    normal = (dataset.mean, dataset.std, dataset.vocabulary)
+    taken = Samples(dataset.shape, x, dataset.classes, names, *normal)  # type: ignore[arg-type]
+    job = Job(config, prepared, server, fed, site, engine, network, taken, asdict(server.options), sizes)
+    job.adversary = adversary
+    if adversary is not None and not adversary.counted:
+        job.watched = Clients(np.flatnonzero(~adversary.malicious()), samples)
+    return job
+
+
+def example_of(dataset: Dataset) -> Tensor:
+    """A few inputs of a network for such data."""
+    few = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
+    return few.batch(torch.arange(len(few.y)))

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from fedkin.config import Config
+from fedkin.core import notes
 from fedkin.core.cohort import Site
-from fedkin.core.federation import NOT_FINITE, Clients, Each, Failure, Federation
+from fedkin.core.federation import NOT_FINITE, Clients, Each, Engine, Failure, Federation, Measured, Messages, Note
 from fedkin.data import Split
-from fedkin.engines.simulator import Messages, Simulator
+from fedkin.engines.simulator import Simulator
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import Method, options_of
 from fedkin.methods.base import JUDGED, REPORTS
@@ -29,7 +30,7 @@ from fedkin.rounds import footprint
 from fedkin.rounds.choices import point_of
 from fedkin.rounds.clock import Clock
 from fedkin.rounds.divergence import GUESSING, Broken, Refusal, at_chance, divergence, out_of_hand
-from fedkin.rounds.records import Accuracy, ClientRecord, Measured, Prepared, RoundRecord, comparable
+from fedkin.rounds.records import Accuracy, ClientRecord, Prepared, RoundRecord, comparable
 from fedkin.rounds.result import Result, Rows
 
 
@@ -42,10 +43,11 @@ class Job:
     method: Method
     fed: Federation
     site: Site
-    engine: Simulator
+    engine: Engine
     model: nn.Module
     samples: Samples
     options: dict[str, Any]
+    sizes: Sequence[tuple[int, int]]  # training and test samples of each client
     history: list[RoundRecord] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     refusals: list[Refusal] = field(default_factory=list)
@@ -119,7 +121,7 @@ class Job:
         where there are test samples."""
         if self.broken or self.measured is None:
             return
-        watched, has = self._counted, self.measured.count[self._counted] > 0
+        watched, has = self._counted, self.measured.total[self._counted] > 0
         test = np.where(has, np.nan_to_num(self.measured.loss[watched], nan=np.inf, posinf=np.inf), np.nan)
         for name, losses in (("training", training), ("test", test)):
             who = watched[np.isinf(losses)]
@@ -132,7 +134,6 @@ class Job:
         watched = self._counted
         exchanges, losses = self.fed.exchanges, self.engine.losses.numpy()[watched]
         self._look_for_broken(losses)
-        judged = 0 if self.measured is None else int((self.measured.count[watched] > 0).sum())
         record = RoundRecord(
             round=self.fed.round,
             accuracy=accuracy,
@@ -145,30 +146,39 @@ class Job:
             failed=failed,
             removed=len(self.fed.removed),
             final=final,
-            client_steps=self.site.chooser.client_steps,
+            client_steps=self.engine.client_steps,
             **{part: self.clock.parts[part] for part in ("training", "evaluating", "writing")},
             wall=self.clock.wall,
-            judged=judged,
-            judgeable=self.judgeable(judged),
+            judged=0 if self.measured is None else int((self.measured.total[watched] > 0).sum()),
+            judgeable=self._judgeable(),
         )
         self.history.append(record)
         return record
 
-    def judgeable(self, judged: int) -> int:
-        """Clients that an accuracy should be of; in one process, those that it is of."""
-        return judged
+    def _judgeable(self) -> int:
+        """How many clients an accuracy should be of."""
+        return sum(self.sizes[c][1] > 0 and c not in self.fed.why_removed for c in self._counted.tolist())
 
-    def evaluate(self, engine: Simulator | None = None) -> tuple[Any, Any, Any]:
-        """Correct answers, test samples and mean loss of every client's personal model.
+    def evaluate(self, engine: Engine | None = None) -> Measured:
+        """How every client's personal model does; no test samples where nobody knows.
 
         Measuring, not part of the protocol: nobody drops out, nothing is counted."""
-        ids, report = self.fed.all.ids, REPORTS[self.prepared.eval_point]
-        values = (engine or self.engine).measured(ids, report, self._messages(), self.fed.round)
-        correct, count = values["correct"].sum(1).cpu().numpy(), values["count"].sum(1).cpu().numpy()
-        return correct, count, values["loss"].cpu().numpy()
+        fed, report = self.fed, REPORTS[self.prepared.eval_point]
+        ids = (fed.all - list(fed.why_removed)).ids
+        found, missing = (engine or self.engine).measured(ids, report, self._messages(), fed.round)
+        if missing:
+            note = {"clients": list(missing), "reasons": list(missing.values()), "of": self._judgeable()}
+            fed.notes.append(Note(max(0, fed.round - 1), notes.UNJUDGED.name, note))
+        if len(ids) == len(fed.all):
+            return found
+        n = len(fed.all)
+        everybody = Measured(np.zeros(n), np.zeros(n), np.full(n, np.nan))
+        for values, known in zip(everybody, found, strict=True):
+            values[ids] = known
+        return everybody
 
     def rows(self, clients: Sequence[int] | None = None) -> torch.Tensor:
-        """The personal models of these clients (none given: of all), as they are judged now, [K, D] on the CPU."""
+        """The personal models of these clients (none given: of all), as they are evaluated now, [K, D] on the CPU."""
         ids, point = self.fed.all.ids if clients is None else np.asarray(clients, np.int64), self.prepared.eval_point
         return self.engine.rows(ids, REPORTS[point], JUDGED[point], self._messages(), self.fed.round)
 
@@ -199,9 +209,9 @@ class Job:
 
         return Rows(clients, make)
 
-    def beside(self, config: Config) -> Job:
-        """This very training, to be judged as `config` says: at another point, or by another of the method's
-        `outputs`. To be made before the first round; `judge` takes its records."""
+    def evaluated_as(self, config: Config) -> Job:
+        """This very training, evaluated as `config` says: at another point, or by another of the method's `outputs`.
+        To be made before the first round; `evaluate_with` takes its records."""
         kind = type(self.method)
         options, point = options_of(kind, config.options, config.method), point_of(config, kind)
         self.site.hold = self.site.hold or point != "received"
@@ -216,8 +226,8 @@ class Job:
             history=[],
         )
 
-    def judge(self, training: Job, record: RoundRecord) -> RoundRecord:
-        """The training's newest record, with the accuracy of this way of judging."""
+    def evaluate_with(self, training: Job, record: RoundRecord) -> RoundRecord:
+        """The training's newest record, with the accuracy of this way of evaluating."""
         made = training.method
         if self.options != training.options:
             made = type(made)(self.method.options)
@@ -233,8 +243,8 @@ class Job:
         """The accuracy of those whose accuracy counts, and their mean loss: infinite if somebody's is not a number,
         NaN where nobody has test samples."""
         with self.clock.counting("evaluating"):
-            correct, count, loss = self.evaluate()
-        self.measured = Measured(correct, count, loss)
+            self.measured = self.evaluate()
+        correct, count, loss = self.measured
         watched = self._counted
         with_test = watched[count[watched] > 0]
         each = np.where(np.isnan(loss[with_test]), np.inf, loss[with_test])
@@ -265,7 +275,8 @@ class Job:
         by the personal models that count, and by the common model if there is one; None without a backdoor."""
         if self.adversary is None or not isinstance(self.adversary.attack, Backdoor):
             return None
-        engine = self.engine.elsewhere(self.adversary.shown(self.site))
+        client = type(self.method)(self.method.options)
+        engine = Simulator(self.adversary.shown(self.site), client, self.config.chunk)
         ids = self._counted
 
         def success(correct: Any, count: Any) -> float:
@@ -290,7 +301,7 @@ class Job:
             "method": self.method.state(),
             "clients": self.site.store.state(),
             "losses": self.engine.losses,
-            "ways": self.site.chooser.state(),
+            "ways": {**self.site.chooser.state(), "client_steps": self.engine.client_steps},
             "history": [asdict(r) for r in self.history],
             "remarks": list(self.remarks),
             "federation": fed.state(),
@@ -316,6 +327,7 @@ class Job:
         store.restore(state["clients"])
         self.engine.losses = state["losses"]
         self.site.chooser.restore(state["ways"])
+        self.engine.client_steps = int(state["ways"]["client_steps"])
         self.history = [RoundRecord.of(r) for r in state["history"]]
         self.remarks = list(state.get("remarks", []))
         self.finished = bool(state["finished"])
@@ -339,20 +351,12 @@ class Job:
             correct, count, loss = self.evaluate()
             rows = self._models()
             taken = self.backdoor()
-        parts = self.site.parts
         with np.errstate(invalid="ignore", divide="ignore"):
             each = 100.0 * correct / count
+        columns = zip(self.site.names, each.tolist(), loss.tolist(), self.sizes, count, correct, strict=True)
         per_client = [
-            ClientRecord(
-                c,
-                self.site.names[c],
-                float(each[c]),
-                float(loss[c]),
-                len(parts["train"][c]),
-                int(count[c]),
-                int(correct[c]),
-            )
-            for c in self.fed.all
+            ClientRecord(c, name, accuracy, mean, size[0], int(of), int(right))
+            for c, (name, accuracy, mean, size, of, right) in enumerate(columns)
         ]
         attacked, classes, chance = self.adversary is not None, self.prepared.classes, self._chance()
         diverged = divergence(self.history, self.refusals, classes, chance, attacked, self.broken, self._first_loss)

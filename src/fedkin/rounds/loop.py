@@ -26,15 +26,16 @@ def run_config(config: Config, *, on_event: Listener | None = None, **given: Any
 
 def drive(job: Job, on_event: Listener | None = None, after_round: AfterRound | None = None) -> Result:
     """The rounds that are left of a job, and its result."""
-    tell, look = on_event or (lambda event: None), after_round or (lambda job, record: None)
-    tell(replace(job.prepared, done=job.fed.round))
+    notify = on_event or (lambda event: None)
+    notify(replace(job.prepared, done=job.fed.round))
     try:
         while not job.finished:
             record = job.advance() if job.fed.round < job.config.rounds else job.finish()
-            with job.clock.counting("writing"):
-                look(job, record)
+            if after_round is not None:
+                with job.clock.counting("writing"):
+                    after_round(job, record)
             if record is not None:
-                tell(record)
+                notify(record)
         return job.result()
     finally:
         if torch.device(job.prepared.device).type == "cuda" and not job.site.chooser.shared:

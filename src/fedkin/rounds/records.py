@@ -104,15 +104,6 @@ Event = Prepared | RoundRecord
 Listener = Callable[[Event], None]
 
 
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """How every client's personal model did, [N]."""
-
-    correct: Any
-    count: Any
-    loss: Any
-
-
 def comparable(history: Sequence[RoundRecord]) -> list[RoundRecord]:
     """The records whose accuracy is of everybody; if there is none, those that come closest. One that leaves the
     weakest out would look best."""

@@ -177,8 +177,8 @@ class Recorder:
         final = int(record.final)
         base.add("rounds", [round_row(record)])
         with np.errstate(invalid="ignore", divide="ignore"):
-            each = 100.0 * job.measured.correct / job.measured.count
-        columns = (a.tolist() for a in (job.measured.correct, job.measured.count, each, job.measured.loss))
+            each = 100.0 * job.measured.correct / job.measured.total
+        columns = (a.tolist() for a in (job.measured.correct, job.measured.total, each, job.measured.loss))
         base.add(
             "clients",
             [

@@ -223,7 +223,7 @@ class Sinks:
             return
         found = job.measured
         with np.errstate(invalid="ignore", divide="ignore"):
-            each = 100.0 * found.correct / found.count
+            each = 100.0 * found.correct / found.total
         clients = [ClientScore(c, name, float(each[c]), float(found.loss[c])) for c, name in enumerate(job.site.names)]
         self._each(lambda sink: sink.round(record, clients))
 

@@ -1,0 +1,187 @@
+"""A site's part in a run: the invitation that it accepts, what it keeps, and the cohort of one that works for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkin.compute import keys
+from fedkin.compute.batches import Source
+from fedkin.compute.program import frozen_digest
+from fedkin.config import Config, make_config
+from fedkin.core.cohort import Cohort, DataPart, Scores, Site
+from fedkin.data import Dataset
+from fedkin.data.own import split_client
+from fedkin.deploy.policy import Declined
+from fedkin.deploy.state import Stamp, Vault
+from fedkin.deploy.wire import Parcel, Transport
+from fedkin.errors import FedKinError
+from fedkin.methods import METHODS, Method, options_of
+from fedkin.models import build
+from fedkin.rounds import pick_device, pick_precision
+from fedkin.rounds.assemble import Parts, make_site
+from fedkin.use.model_file import Card
+
+if TYPE_CHECKING:
+    from fedkin.deploy.worker import Worker
+
+TRAVELS = (
+    "method",
+    "options",
+    "model",
+    "head",
+    "buffers",
+    "rounds",
+    "epochs",
+    "batch",
+    "optimiser",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "augment",
+    "order",
+    "seed",
+    "test_share",
+    "validation_share",
+    "eval_point",
+    "precision",
+)
+"""The settings a server tells its sites; where and how a site computes is its own business."""
+
+
+class OwnCohort(Cohort):
+    """A cohort of one whose private draws come from a seed that never leaves the site. `exact`: whether a method may
+    evaluate the models that it is sent; what comes of it is the method's to send, and no policy makes it coarse."""
+
+    secret: int | None = None
+    exact: bool = True
+
+    def evaluate(self, rows: Tensor, data: DataPart = "test") -> Scores:
+        if not self.exact:
+            raise Declined("asked how well models do here, exactly: this site's policy (evaluation) forbids that")
+        return super().evaluate(rows, data)
+
+    @property
+    def seed(self) -> int:
+        return self._site.seed if self.secret is None else self.secret
+
+
+@dataclass
+class Joined:
+    """A run this site takes part in."""
+
+    run: str
+    attempt: int
+    place: int
+    config: Config
+    method: Method
+    network: nn.Module
+    site: Site
+    card: Card
+    vault: Vault
+    stamp: Stamp
+    transport: Transport
+    questions: dict[int, int] = field(default_factory=dict)  # answered so far, by round
+
+    @property
+    def kept(self) -> dict[str, Tensor]:
+        """What this site keeps from round to round, [1, ...] each."""
+        store = self.site.store
+        return {name: store.read(name, np.array([self.place])) for name in store.state()}
+
+    @kept.setter
+    def kept(self, tensors: Mapping[str, Tensor]) -> None:
+        place = torch.tensor([self.place])
+        self.site.store.restore({name: {"ids": place, "rows": rows} for name, rows in tensors.items()})
+
+    def load(self) -> None:
+        """What the vault has."""
+        store = self.site.store
+        first = {name: store.first(name) for name in store.keeps}
+        self.kept = self.vault.load({name: ((1, *t.shape), t.dtype) for name, t in first.items()})
+
+
+def join(worker: Worker, message: Parcel) -> tuple[Joined, dict[str, int], str]:
+    """Takes part in the run that the message invites to: how many samples there are for it, and what is to be said."""
+    f = message.fields
+    run, attempt, begin = str(f["run"]), whole(f, "attempt"), whole(f, "round")
+    place, clients = whole(f, "place"), whole(f, "clients")
+    if not place < clients <= 1_000_000:
+        raise FedKinError(f"place {place} of {clients}: not possible")
+    given = f.get("config")
+    if not isinstance(given, dict):
+        raise FedKinError("no settings came with the invitation")
+    config = make_config({k: v for k, v in given.items() if k in TRAVELS})
+    kind = METHODS[config.method]
+    options = options_of(kind, config.options, config.method)
+    worker.policy.check(config, options)
+    dataset, own = _dataset(worker, f.get("labels"), place, config)
+    network = build(str(config.model), dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
+    initial = message.values.get("initial")
+    if not isinstance(initial, Tensor):
+        raise FedKinError("no first model came with the invitation")
+    device = pick_device(worker.device)
+    odd = config.precision == "tf32" and device.type == "cpu"
+    precision = pick_precision("auto" if odd else config.precision, device)
+    source = Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
+    parts: Parts = {k: [rows if i == place else rows[:0] for i in range(clients)] for k, rows in own.items()}
+    names = [worker.name if i == place else "" for i in range(clients)]
+    site = make_site(config, kind, network, dataset, source, parts, names, precision, initial=initial)
+    if frozen_digest(network, site.layout) != f.get("frozen", ""):
+        raise FedKinError(f"the frozen parameters of {config.model} are not the server's: both sides need the same")
+    vault = Vault(worker.folder, run)
+    vault.same_data(worker.data_print)
+    stamp, remark = _resume(vault, attempt, begin)
+    facts = {"method": config.method, "run": run, "site": worker.name, "seed": config.seed}
+    card = Card.of(dataset, config.model, head=site.layout.head_name, **facts)
+    transport: Transport = f["transport"] if f.get("transport") in ("fp16", "int8") else "fp32"
+    found = Joined(run, attempt, place, config, kind(options), network, site, card, vault, stamp, transport)
+    found.load()
+    return found, {k: len(rows) for k, rows in own.items()}, remark
+
+
+def _resume(vault: Vault, attempt: int, begin: int) -> tuple[Stamp, str]:
+    """The state to go on from, where the server goes on from round `begin`."""
+    stamp = vault.stamp()
+    fresh = Stamp(begin, -1, attempt)
+    remark = ""
+    if stamp is None or (begin == 0 and stamp.attempt != attempt):
+        remark = "; this site has no state of it and starts with the first model" if begin else ""
+        if stamp is not None and (stamp.round, stamp.call) > (0, -1):
+            remark = f"; its state of round {stamp.round + 1} is set aside in {vault.set_aside().name}"
+        vault.begin(fresh)
+        return fresh, remark
+    if stamp.attempt != attempt and (stamp.round, stamp.call) >= (begin, 0):
+        if vault.go_back(begin):
+            return vault.stamp() or fresh, f"; back to its state at round {begin + 1}"
+        remark = f"; its state is of round {stamp.round + 1}, older ones are gone"
+        stamp = Stamp(begin, -1, attempt, stamp.phase)
+    return stamp, remark
+
+
+def _dataset(worker: Worker, labels: object, place: int, config: Config) -> tuple[Dataset, dict[DataPart, keys.I64]]:
+    """This site's samples with the labels numbered as all sites number them."""
+    own, known = worker.own, np.unique(worker.own.y)
+    if not isinstance(labels, list) or not 0 < len(labels) <= 1_000_000:
+        raise FedKinError("the list of classes is missing")
+    numbers = {v: i for i, v in enumerate(labels)}
+    missing = [v.item() for v in known if v.item() not in numbers]
+    if missing:
+        raise FedKinError(f"class {missing[0]!r} of this site is not in the server's list")
+    codes = np.array([numbers[v.item()] for v in known], np.int64)[np.searchsorted(known, own.y)]
+    names = tuple(str(v) for v in labels)
+    dataset = Dataset(worker.name, own.x, codes, len(labels), names, columns=own.columns)
+    split = split_client(codes, own.tests, place, config.seed, config.test_share, config.validation_share or 0.0)
+    return dataset, {"train": split[0], "validation": split[1], "test": split[2]}
+
+
+def whole(fields: Mapping[str, Any], name: str, low: int = 0) -> int:
+    value = fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 1 << 53:
+        raise FedKinError(f"{name}={value!r}: expected a whole number")
+    return value
