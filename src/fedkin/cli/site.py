@@ -15,7 +15,7 @@ from fedkin.errors import UsageError
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from fedkin.deploy.certificates import Certificate, Site
+    from fedkin.deploy.certificates import Certificate, KnownSite
 
 COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
 SHOWN = 10
@@ -206,7 +206,7 @@ def _certificates(ca: Certificate, server: Certificate) -> Any:
     return made
 
 
-def _sites(known: list[Site], ends: dict[str, datetime]) -> Any:
+def _sites(known: list[KnownSite], ends: dict[str, datetime]) -> Any:
     made = table(None, "site", "fingerprint", "valid until")
     for site in known:
         made.add_row(site.name, site.fingerprint, f"{ends[site.name]:%Y-%m-%d}" if site.name in ends else "")

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedkin.deploy.certificates import Certificate, Site, server_folder, site_name, sites
+from fedkin.deploy.certificates import Certificate, KnownSite, server_folder, site_name, sites
 from fedkin.errors import DataError, UsageError, unknown
 
 DAYS = 730
@@ -110,14 +110,14 @@ def renew_server(folder: str | Path, hosts: Sequence[str]) -> Certificate:
 
 def sign(
     folder: str | Path, request: str | Path, name: str | None = None, replace: bool = False, days: int = SITE_DAYS
-) -> Site:
+) -> KnownSite:
     """Let the owner of this request's key join under a name (the request's own unless said): sites/NAME.crt."""
     folder, request = server_folder(folder), Path(request).expanduser()
     _check_days(days, "certificate")
     asked = certificates.load_request(request)
     name = site_name(name if name is not None else certificates.common_name(asked.subject))
     key = asked.public_key()
-    found = Site(name, certificates.fingerprint(key))
+    found = KnownSite(name, certificates.fingerprint(key))
     known = dict(sites(folder))
     for other in known.values():
         if other.fingerprint == found.fingerprint and other.name != name:
@@ -134,7 +134,7 @@ def sign(
     return found
 
 
-def revoke(folder: str | Path, name: str) -> Site:
+def revoke(folder: str | Path, name: str) -> KnownSite:
     """Take a site off the list; a server that is running refuses it from then on."""
     folder = server_folder(folder)
     known = dict(sites(folder))
@@ -146,7 +146,7 @@ def revoke(folder: str | Path, name: str) -> Site:
     return gone
 
 
-def _write_sites(folder: Path, known: Mapping[str, Site]) -> None:
+def _write_sites(folder: Path, known: Mapping[str, KnownSite]) -> None:
     entries = {s.name: {"fingerprint": s.fingerprint} for s in known.values()}
     partial = folder / ".sites.json.partial"
     partial.write_text(json.dumps({"format": certificates.FORMAT, "sites": entries}, indent=1, sort_keys=True) + "\n")

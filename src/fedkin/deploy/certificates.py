@@ -49,7 +49,7 @@ NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True)
-class Site:
+class KnownSite:
     """A site that may join, by the fingerprint of its key."""
 
     name: str
@@ -77,7 +77,7 @@ def site_name(name: str) -> str:
 # ---------------------------------------------------------------- who may join
 
 
-def sites(folder: str | Path) -> Mapping[str, Site]:
+def sites(folder: str | Path) -> Mapping[str, KnownSite]:
     """Who may join, by name, in alphabetical order; every line is checked."""
     path = server_folder(folder) / "sites.json"
     try:
@@ -88,7 +88,7 @@ def sites(folder: str | Path) -> Mapping[str, Site]:
                 f"{path}: expected format {FORMAT}, found {content.get('format')!r}: make a new folder "
                 "with `fedkin keys new`"
             )
-        found = {name: Site(site_name(name), entry["fingerprint"]) for name, entry in sorted(entries.items())}
+        found = {name: KnownSite(site_name(name), entry["fingerprint"]) for name, entry in sorted(entries.items())}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:
         raise DataError(f"{path} is damaged ({error}): sign the sites' requests again") from error
     prints = [site.fingerprint for site in found.values()]
