@@ -263,6 +263,16 @@ def test_every_family_as_in_a_simulation(crew: Place, method: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "c-pfl"])
+def test_rates_by_round_and_by_site_as_in_a_simulation(crew: Place, method: str) -> None:
+    config = experiment(method, rounds=4, lr_schedule="cosine:warmup=2", lr_factors=f"{crew.names[1]}=0.3")
+    deployed, simulated = crew.serve(config), crew.simulate(config)
+    assert_same(crew, deployed, simulated)
+    assert [r.lr for r in deployed.history] == [r.lr for r in simulated.history]
+    assert deployed.history[0].lr == pytest.approx(0.025)
+
+
+@pytest.mark.slow
 def test_some_of_the_sites_each_round(crew: Place) -> None:
     """Absent sites are collected by FedCAP's extra phase."""
     config = experiment("fedcap", rounds=4, participation=0.5)

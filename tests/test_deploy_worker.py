@@ -185,6 +185,20 @@ def test_a_site_trains_in_the_order_it_is_told(tmp_path: Path) -> None:
     assert same == {"shuffled": False, "fixed": True}
 
 
+def test_a_site_trains_by_the_rate_of_the_round_and_by_its_own(tmp_path: Path) -> None:
+    def trained(name: str, **settings: Any) -> Tensor:
+        told = Told(tmp_path / name, "fedavg", **settings)
+        assert told.join().fields["kind"] == "joined"
+        found = told.call("train", 2, model=told.job.method.model).values["model"]
+        assert isinstance(found, Tensor)
+        return found
+
+    small = trained("small", lr=0.01)
+    assert torch.equal(small, trained("by round", lr=0.04, lr_schedule="exponential:gamma=0.5"))
+    assert torch.equal(small, trained("by site", lr=0.04, lr_schedule="exponential:gamma=0.25", lr_factors="oslo=4"))
+    assert not torch.equal(small, trained("usual", lr=0.04))
+
+
 def test_a_site_is_judged_after_the_round_it_trained_in_and_as_received_later(tmp_path: Path) -> None:
     told = Told(tmp_path, "fedavg", eval_point="last_round", epochs=5)
     told.join()
@@ -226,6 +240,9 @@ def test_a_server_cannot_have_what_is_not_its_own(tmp_path: Path) -> None:
     [
         ({"config": {"method": "os.system"}}, "unknown method"),
         ({"config": {"lr": "import os"}}, "lr="),
+        ({"config": {"lr_schedule": "os.system"}}, "unknown learning-rate schedule"),
+        ({"config": {"lr_factors": "1+2+3"}}, "3 factors for 1 clients"),
+        ({"config": {"lr_by_moon": "new"}}, "'lr_by_moon', which this FedKin does not know"),
         ({"config": {"options": {"lam": -1}}}, "lam"),
         ({"config": {"model": "resnet18"}}, "needs samples of shape"),
         ({"run": "../../etc"}, "not a name"),

@@ -143,6 +143,26 @@ def test_graphs_are_reused_with_other_rows_and_moments_go_on() -> None:
         assert float((mine - right).norm() / right.norm()) < 1e-4  # also of rows that rested while others went on
 
 
+def test_rates_of_rows_are_filled_in_and_a_new_rate_captures_no_new_graph() -> None:
+    """Each round has rates of its own: the graphs of the first round serve all."""
+    model = build("fedcap-cifar", SHAPE, CLASSES)
+    for opt in (SGD(0.01), SGD(0.01, 0.9, 1e-3), Adam(1e-3)):
+        rates = torch.tensor([1.0, 0.5, 2.0, 0.1, 3.0], device="cuda") * opt.lr
+        tolerance = 2e-2 if isinstance(opt, Adam) else 1e-3
+        same("graph", model, opt=opt, rates=rates, tolerance=tolerance)
+        same("batched", model, opt=opt, rates=rates, tolerance=tolerance)
+    base = {"method": "fedavg", "data": "digits", "clients": 5, "rounds": 4, "epochs": 1, "device": "cuda"}
+    graphs.forget()
+    run = prepare(make_config({**base, "precision": "fp32", "lr_schedule": "cosine", "lr_factors": "lognormal:0.5"}))
+    run.advance()
+    captured = {id(graph) for kind in graphs._captured.values() for graph in kind.graphs.values()}
+    assert captured
+    while run.fed.round < run.config.rounds:
+        run.advance()
+    assert {id(graph) for kind in graphs._captured.values() for graph in kind.graphs.values()} == captured
+    graphs.forget()
+
+
 def test_many_clients_in_one_pass_measure_what_each_would_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(
         {
@@ -179,6 +199,7 @@ def test_runs_that_share_a_cohort_end_where_they_would_alone() -> None:
             {"method": "fedcap"},
             {"method": "fedcap", "attack": "ipm"},
             {"method": "co-pfl", "lr": 1e-3},
+            {"method": "fedavg", "lr": 0.05, "lr_schedule": "exponential:gamma=0.5"},
         )
     ]
     for mine, cell in zip(run_together(cells), cells, strict=True):

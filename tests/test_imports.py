@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "registry": {"errors"},
     "config": {"errors", "options", "version"},
     "compute": {"errors"},
-    "core": {"errors", "compute"},
+    "core": {"errors", "options", "registry", "compute"},
     "robust": {"errors", "registry", "options", "compute", "core"},
     "privacy": {"errors", "registry", "options", "compute", "core"},
     "methods": {"errors", "registry", "options", "compute", "core", "robust", "privacy"},

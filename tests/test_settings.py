@@ -186,6 +186,8 @@ TABLE: dict[str, Walk | str] = {
     "batch": Walk(3),
     "optimiser": Walk("adam"),
     "lr": Walk(0.02),
+    "lr_schedule": Walk("exponential:gamma=0.5"),
+    "lr_factors": Walk("lognormal:0.5"),
     "momentum": Walk(0.9),
     "weight_decay": Walk(0.3),
     "augment": Walk(True),

@@ -55,6 +55,10 @@ CELLS = [
     cell("fedpkda", participation=0.5),
     cell("fedavg", momentum=0.5, augment=True, samples_per_client=21),
     cell("fedavg", momentum=0.5, augment=True, samples_per_client=33),
+    cell("fedavg", lr=0.05),
+    cell("fedavg", lr=0.05, rounds=3, lr_schedule="step:every=1,gamma=0.5"),
+    cell("fedavg", rounds=3, lr_schedule="cosine:warmup=2", lr_factors="1+0.5+2+0.1"),
+    cell("co-pfl", options={"lr": 1e-3}, lr_factors="lognormal:0.5"),
 ]
 
 
@@ -79,8 +83,11 @@ def test_jobs_of_one_kind_are_trained_as_one(monkeypatch: pytest.MonkeyPatch) ->
     run_together([cell("fedavg", seed=s) for s in range(3)], most_rows=8)
     assert seen == [8, 4, 8, 4]
     seen.clear()
-    run_together([cell("fedavg"), cell("fedavg", lr=0.5), cell("fedavg", attack="lf")])  # nothing in common
+    run_together([cell("fedavg"), cell("fedavg", momentum=0.5), cell("fedavg", attack="lf")])  # nothing in common
     assert seen == [4] * 6
+    seen.clear()  # rates are each row's own
+    run_together([cell("fedavg"), cell("fedavg", lr=0.5), cell("fedavg", lr_schedule="exponential")])
+    assert seen == [12] * 2
 
 
 def test_a_failing_run_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +107,12 @@ def test_an_error_while_training_reaches_those_who_asked(monkeypatch: pytest.Mon
     train = together.train_as_one
 
     def broken(works: list[Work], chooser: Chooser) -> list[torch.Tensor]:
-        if works[0].opt.lr == 0.5:
+        if works[0].opt.momentum == 0.5:
             raise RuntimeError("out of memory")
         return train(works, chooser)
 
     monkeypatch.setattr(together, "train_as_one", broken)
-    good, bad = run_together([cell("fedavg"), cell("fedavg", lr=0.5)])
+    good, bad = run_together([cell("fedavg"), cell("fedavg", momentum=0.5)])
     assert isinstance(bad, RuntimeError)
     same(good, run_config(cell("fedavg")))
 

@@ -16,6 +16,10 @@ from fedkin.version import VERSION
 
 NOT_IDENTITY = ("runs_dir", "checkpoint_every", "device", "way", "chunk", "data_dir", "on_failure", "force")
 """Where and how a run is done, not what it is."""
+LATER = {"lr_schedule": "constant", "lr_factors": "same"}
+"""Settings that older runs did not have, and the values that they were done with: these say nothing new."""
+TEXTS = ("lr_factors", "lr-factors")
+"""Settings that are one text and may be given as a list or a table."""
 ONLY_UNDER_ATTACK = ("malicious", "knowledge", "attackers")
 """Settings that change nothing where nobody attacks."""
 POINTS = {
@@ -57,6 +61,14 @@ class Config:
     batch: int = option(10, "mini-batch size", low=1)
     optimiser: Literal["sgd", "adam"] = option("sgd", "local optimiser")
     lr: float = option(0.01, "learning rate", above=0)
+    lr_schedule: str = option(
+        "constant", "how it goes from round to round; `fedkin schedules` lists them; options as step:every=10,gamma=0.5"
+    )
+    lr_factors: str = option(
+        "same",
+        "what each client multiplies its rates by: same, lognormal:SIGMA, one for each as in 1+0.5+2, or some by name "
+        "as in paris=0.1+lima=2",
+    )
     momentum: float = option(0.0, "momentum (sgd)", low=0, high=0.999)
     weight_decay: float = option(0.0, "weight decay", low=0)
     augment: bool = option(False, "train on random crops (padding 4) and flips of the images")
@@ -109,7 +121,7 @@ class Config:
 
     def identity(self) -> str:
         """sha256 over this version and every setting that changes what comes out: the same means the same run."""
-        kept = {k: v for k, v in self.to_dict().items() if k not in NOT_IDENTITY}
+        kept = {k: v for k, v in self.to_dict().items() if k not in NOT_IDENTITY and (k, v) not in LATER.items()}
         text = json.dumps([VERSION, kept], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -118,7 +130,8 @@ def effective(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a run's settings that change what comes out of it: all but where and how it is computed, and what
     attackers do where nobody attacks."""
     idle = ONLY_UNDER_ATTACK if settings.get("attack", "none") == "none" else ()
-    return {k: v for k, v in settings.items() if k not in NOT_IDENTITY and k not in idle}
+    skipped = {*NOT_IDENTITY, *idle}
+    return {k: v for k, v in settings.items() if k not in skipped and (k, v) not in LATER.items()}
 
 
 def make_config(values: Mapping[str, Any], given: Iterable[str] | None = None) -> Config:
@@ -128,8 +141,8 @@ def make_config(values: Mapping[str, Any], given: Iterable[str] | None = None) -
     `to_dict` made is a record, no request). A setting that was asked for and would change nothing is refused where the
     run is prepared."""
     if given is None:
-        given = () if values.keys() >= {f.name for f in fields(Config)} else values.keys()
-    values = dict(values)
+        given = () if values.keys() >= {f.name for f in fields(Config)} - LATER.keys() else values.keys()
+    values = {name: _in_one_text(value) if name in TEXTS else value for name, value in values.items()}
     options = values.pop("options", {})
     if not isinstance(options, Mapping):
         raise UsageError(f"options={options!r}: a table of the method's own options")
@@ -139,6 +152,12 @@ def make_config(values: Mapping[str, Any], given: Iterable[str] | None = None) -
     if "partition" not in values and is_folder(config.data):
         config = replace(config, partition="natural")
     return replace(config, clients=None) if config.partition == "natural" and "clients" not in values else config
+
+
+def _in_one_text(value: Any) -> Any:
+    """A list, as in 1+0.5+2, or a mapping, as in paris=0.1+lima=2."""
+    words = [f"{k}={v}" for k, v in value.items()] if isinstance(value, Mapping) else value
+    return "+".join(str(w).replace("e+", "e") for w in words) if isinstance(words, list | tuple) else value
 
 
 def is_folder(data: str) -> bool:

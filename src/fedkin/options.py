@@ -67,6 +67,16 @@ def validated(schema: type[T], values: Mapping[str, Any], where: str = "") -> T:
         raise UsageError(f"{where or schema.__name__}: {error}") from error
 
 
+def named_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """A name and its options: "lie:z=0.5,other=1"."""
+    name, _, rest = spec.partition(":")
+    pairs = [part.partition("=") for part in rest.split(",") if part]
+    for key, equals, _value in pairs:
+        if not equals:
+            raise UsageError(f"{spec!r}: options are written name:key=value,key=value; {key!r} has no value")
+    return name, {key: value for key, _, value in pairs}
+
+
 @functools.cache
 def _hints(schema: type[Any]) -> dict[str, Any]:
     """The types of a schema's fields. Working them out takes longer than all the rest; they do not change."""
@@ -170,4 +180,4 @@ def _type_name(kind: Any) -> str:
     return names.get(kind, getattr(kind, "__name__", str(kind)))
 
 
-__all__ = ["Described", "describe", "option", "validated"]
+__all__ = ["Described", "describe", "named_spec", "option", "validated"]

@@ -26,7 +26,7 @@ class Plugin:
 
     def serves(self, config: Config) -> bool:
         """Whether a run depends on it: one of its names stands somewhere in the settings."""
-        keys = ("method", "attack", "rule", "model", "data", "partition")
+        keys = ("method", "attack", "rule", "lr_schedule", "model", "data", "partition")
         said = [getattr(config, k) or "" for k in keys] + [str(v) for v in config.options.values()]
         return any(name in text for name in self.names for text in said)
 
@@ -120,12 +120,13 @@ def require(run: str, recorded: Any) -> None:
 
 
 def _registries() -> list[Mapping[str, Any]]:
+    from fedkin.core.schedules import SCHEDULES
     from fedkin.data import PARTITIONS, SOURCES
     from fedkin.methods import METHODS
     from fedkin.models import MODELS
     from fedkin.robust import ATTACKS, RULES
 
-    return [METHODS, ATTACKS, RULES, MODELS, PARTITIONS, SOURCES]
+    return [METHODS, ATTACKS, RULES, SCHEDULES, MODELS, PARTITIONS, SOURCES]
 
 
 def _where(error: Exception, place: str) -> str:

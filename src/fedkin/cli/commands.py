@@ -219,6 +219,31 @@ def rules(
 
 
 @command(
+    "schedules",
+    """
+    fedkin schedules
+    fedkin schedules cosine
+    """,
+    LOOK,
+)
+def schedules(
+    name: Annotated[str | None, typer.Argument(help="One schedule.")] = None,
+    plugin: Plugins = None,
+    json: Json = False,
+) -> None:
+    """List how the learning rate can go from round to round, or show one schedule: what it does, options with ranges.
+
+    Single clients can have rates of their own besides, with --lr-factors."""
+    use_plugins(plugin)
+    from fedkin.cli.listing import list_schedules, show_schedule
+
+    if name is None:
+        list_schedules(json)
+    else:
+        show_schedule(name, json)
+
+
+@command(
     "datasets",
     """
     fedkin datasets

@@ -128,6 +128,7 @@ def checked(config: Config) -> Config:
     parse_partition(config.partition)
     check_attack(config.attack)
     check_rule(config.rule)
+    check_rates(config)
     resolved = asdict(options_of(kind, config.options, config.method))
     options = {name: resolved.get(name.replace("-", "_"), value) for name, value in config.options.items()}
     return replace(config, options=options)
@@ -163,6 +164,15 @@ def check_rule(spec: str) -> None:
     RULES[name]
     with _naming(f"--rule {spec}"):
         make_rule(name, options)
+
+
+def check_rates(config: Config) -> None:
+    from fedkin.core.schedules import parse_factors
+    from fedkin.rounds.choices import factors_of
+
+    with _naming(f"--lr-schedule {config.lr_schedule}"):
+        factors_of(config)
+    parse_factors(config.lr_factors)
 
 
 @contextmanager
@@ -274,7 +284,7 @@ def axes_of(words: Sequence[str]) -> dict[str, list[str]]:
             raise UsageError(f"--grid {word!r}: write NAME=VALUE,VALUE, for example --grid lr=0.01,0.1")
         key = name.replace("-", "_")
         key = key if key in known else f"options.{name.removeprefix('options.')}"
-        axes[key] = listed(values, f"grid {name}") if key in ("attack", "rule") else values.split(",")
+        axes[key] = listed(values, f"grid {name}") if key in ("attack", "rule", "lr_schedule") else values.split(",")
     return axes
 
 

@@ -1,4 +1,4 @@
-"""What there is: methods, attacks, rules, data sets, models and partitions, as tables or as JSON."""
+"""What there is: methods, attacks, rules, schedules, data sets, models and partitions, as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from fedkin.cli.console import ACCENT, print_json, screen, size, table
 from fedkin.compute.layout import Layout
 from fedkin.config import Config
+from fedkin.core.schedules import SCHEDULES
 from fedkin.data import PARTITIONS, SOURCES, Dataset, Source, data_home, make_split
 from fedkin.data.pictures import DEBIAN_FASHION
 from fedkin.data.sources import how_to_get
@@ -27,7 +28,7 @@ from fedkin.robust import ATTACKS, RULES, DataAttack, ReplyAttack
 from fedkin.rounds import prepare
 
 IMAGE: tuple[tuple[int, ...], int, int] = ((3, 32, 32), 10, 0)  # shape, classes, vocabulary
-COMMON = "lie_about_votes"  # an option of every attack
+COMMON = ("lie_about_votes", "warmup")  # options of every attack, of every schedule
 RUN_TIME = ("update", "bounds", "passes")  # what the run gives a rule or an attack, not the user
 TEXT: tuple[tuple[int, ...], int, int] = ((LENGTH,), 4, WORDS)
 
@@ -154,10 +155,10 @@ def _sent_in_words(sent: dict[str, Any]) -> str:
     )
 
 
-# ------------------------------------------------------------ attacks and rules
+# ------------------------------------------------------------ attacks, rules and schedules
 
 
-def _hostile_facts(registry: Registry[Any], name: str) -> dict[str, Any]:
+def _part_facts(registry: Registry[Any], name: str) -> dict[str, Any]:
     kind = registry[name]
     text = kind.__dict__.get("__doc__") or ""
     given = text and not text.startswith(f"{kind.__name__}(")  # a dataclass without a docstring gets its signature
@@ -165,7 +166,7 @@ def _hostile_facts(registry: Registry[Any], name: str) -> dict[str, Any]:
         "name": name,
         "about": kind.about,
         "paper": kind.paper,
-        "options": option_facts(kind),
+        "options": sorted(option_facts(kind), key=lambda o: o["name"] in COMMON),
         "description": inspect.cleandoc(text) if given else kind.about,
     }
 
@@ -173,13 +174,11 @@ def _hostile_facts(registry: Registry[Any], name: str) -> dict[str, Any]:
 def attack_facts(name: str) -> dict[str, Any]:
     kind = ATTACKS[name]
     changes = {"what they train on": DataAttack, "what they send": ReplyAttack}
-    facts = _hostile_facts(ATTACKS, name)
-    options = sorted(facts["options"], key=lambda o: o["name"] == COMMON)
-    return {**facts, "options": options, "changes": [k for k, base in changes.items() if issubclass(kind, base)]}
+    return {**_part_facts(ATTACKS, name), "changes": [k for k, base in changes.items() if issubclass(kind, base)]}
 
 
 def rule_facts(name: str) -> dict[str, Any]:
-    return _hostile_facts(RULES, name)
+    return _part_facts(RULES, name)
 
 
 def list_attacks(as_json: bool) -> None:
@@ -194,7 +193,7 @@ def list_attacks(as_json: bool) -> None:
         "options",
         "paper",
         caption="--attack NAME or NAME:OPTION=VALUE,...; --attack none: everybody is honest; "
-        f"every attack also takes {COMMON}=true, for attackers on a committee; "
+        f"every attack also takes {COMMON[0]}=true, for attackers on a committee; "
         "fedkin attacks NAME: defaults and ranges",
     )
     for f in facts:
@@ -221,14 +220,36 @@ def list_rules(as_json: bool) -> None:
 
 def show_attack(name: str, as_json: bool) -> None:
     facts = attack_facts(name)
-    _show_hostile("attack", facts, as_json, {"changes": " and ".join(facts["changes"])})
+    _show_part("attack", facts, as_json, {"changes": " and ".join(facts["changes"])})
 
 
 def show_rule(name: str, as_json: bool) -> None:
-    _show_hostile("rule", rule_facts(name), as_json, {})
+    _show_part("rule", rule_facts(name), as_json, {})
 
 
-def _show_hostile(kind: str, facts: dict[str, Any], as_json: bool, more: dict[str, str]) -> None:
+def list_schedules(as_json: bool) -> None:
+    facts = [_part_facts(SCHEDULES, name) for name in SCHEDULES]
+    if as_json:
+        return print_json({"schedules": facts})
+    made = table(
+        f"{len(facts)} learning-rate schedules",
+        "schedule",
+        "what the rate does",
+        "options",
+        "paper",
+        caption=f"--lr-schedule NAME or NAME:OPTION=VALUE,...; every schedule also takes {COMMON[1]}=ROUNDS; "
+        "fedkin schedules NAME: defaults and ranges",
+    )
+    for f in facts:
+        made.add_row(f"[bold]{f['name']}[/]", f["about"], _option_names(f), f["paper"])
+    screen().print(made)
+
+
+def show_schedule(name: str, as_json: bool) -> None:
+    _show_part("lr-schedule", _part_facts(SCHEDULES, name), as_json, {})
+
+
+def _show_part(kind: str, facts: dict[str, Any], as_json: bool, more: dict[str, str]) -> None:
     if as_json:
         return print_json(facts)
     name, out = facts["name"], screen()
@@ -240,7 +261,7 @@ def _show_hostile(kind: str, facts: dict[str, Any], as_json: bool, more: dict[st
 
 
 def _option_names(facts: dict[str, Any]) -> str:
-    return ", ".join(o["name"] for o in facts["options"] if o["name"] != COMMON)
+    return ", ".join(o["name"] for o in facts["options"] if o["name"] not in COMMON)
 
 
 # ------------------------------------------------------------ models

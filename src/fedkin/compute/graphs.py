@@ -119,15 +119,15 @@ def forget() -> None:
 
 def _key(work: Work) -> tuple[Any, ...]:
     terms = tuple((t.name, tuple((k, v.shape[1:]) for k, v in t.given.items())) for t in work.terms)
-    parts = (work.mask is None, work.anchor is None, work.moments is None, work.noise is None, work.plan.moves is None)
+    tensors = (work.mask, work.anchor, work.moments, work.noise, work.plan.moves, work.rates)
     return (
         id(work.forward),
         id(work.source),
         work.plan.table.shape[2],
-        work.opt,
+        work.rule,
         work.learn,
         terms,
-        parts,
+        tuple(t is None for t in tensors),
         work.precision,
         work.rows.device,
         work.measure,

@@ -180,6 +180,7 @@ if triton is not None:
         bias1,
         bias2,
         on,
+        rates,
         width,
         lr,
         decay,
@@ -192,6 +193,7 @@ if triton is not None:
         MASK: tl.constexpr,
         PULL: tl.constexpr,
         GATE: tl.constexpr,
+        RATES: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
         """`optim.update` for a piece of one tensor of one row; a row that rests keeps its memory too."""
@@ -224,6 +226,8 @@ if triton is not None:
             d = (m / tl.load(bias1 + row)) / (tl.sqrt(v / tl.load(bias2 + row)) + eps)
         if MASK and (MOMENTUM or ADAM):
             d = d * moves
+        if RATES:
+            lr = tl.load(rates + row)
         tl.store(p + at, w - lr * d, mask=there)
 
 
@@ -301,8 +305,9 @@ def step(
     anchors: Sequence[Tensor] | None = None,
     masks: Sequence[Tensor] | None = None,
     on: Tensor | None = None,
+    rates: Tensor | None = None,
 ) -> None:
-    """`optim.update` for tensors of R rows, in place, one pass over each: `taken`, `mu` and `on` are [R]."""
+    """`optim.update` for tensors of R rows, in place, one pass over each: `taken`, `mu`, `on` and `rates` are [R]."""
     adam = isinstance(opt, Adam)
     beta1, beta2, eps = (opt.beta1, opt.beta2, opt.eps) if isinstance(opt, Adam) else (opt.momentum, 0.0, 0.0)
     bias1 = bias2 = taken
@@ -310,7 +315,7 @@ def step(
         bias1, bias2 = ((1 - beta ** taken.double()).float() for beta in (beta1, beta2))
     numbers = [float(n) for n in (opt.lr, opt.weight_decay, beta1, beta2, eps)]
     how = {"MOMENTUM": not adam and beta1 > 0, "ADAM": adam, "DECAY": opt.weight_decay > 0, "MASK": masks is not None}
-    how |= {"PULL": anchors is not None and mu is not None, "GATE": on is not None}
+    how |= {"PULL": anchors is not None and mu is not None, "GATE": on is not None, "RATES": rates is not None}
     for number, (param, grad) in enumerate(zip(params, grads, strict=True)):
         p, g = in_memory_order(param), in_memory_order(grad).contiguous()
         assert p.data_ptr() == param.data_ptr()
@@ -319,7 +324,7 @@ def step(
             return p if tensors is None else in_memory_order(tensors[number])
 
         first, second = of(memory[0] if memory else None), of(memory[1] if len(memory) > 1 else None)
-        by_row = [p if t is None else t for t in (mu, bias1, bias2, on)]
+        by_row = [p if t is None else t for t in (mu, bias1, bias2, on, rates)]
         grid = (len(p), triton.cdiv(p.shape[1], 1024))
         tensors = (p, g, first, second, of(masks), of(anchors), *by_row)
         _step[grid](*tensors, p.shape[1], *numbers, **how, BLOCK=1024)

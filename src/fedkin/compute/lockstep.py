@@ -156,7 +156,7 @@ def _portions(group: Sequence[_Member[T]], most: int) -> list[list[_Member[T]]]:
 
 
 def _signature(work: Work) -> Hashable:
-    """Jobs of the same kind can be laid together: same network, data, optimiser, losses and parts."""
+    """Jobs of the same kind can be laid together: same network, data, optimiser (but for its rate), losses, parts."""
     network = work.forward.signature if isinstance(work.forward, Program) else id(work.forward)
     terms = tuple((t.name, t.value, tuple((k, v.shape[1:], v.dtype) for k, v in t.given.items())) for t in work.terms)
     parts = (work.mask is None, work.mu is None, work.moments is None, work.noise is None, work.plan.moves is None)
@@ -166,7 +166,7 @@ def _signature(work: Work) -> Hashable:
         shape,
         id(work.source),
         work.plan.table.shape[2],
-        work.opt,
+        replace(work.opt, lr=1.0),
         work.learn,
         terms,
         parts,
@@ -219,9 +219,18 @@ def _joined(works: Sequence[Work]) -> Work:
         mask=_cat_masks(works),
         mu=cat([w.mu for w in works]),
         anchor=cat([w.anchor for w in works]),
+        rates=_rates(works),
         moments=moments,
         noise=None if first.noise is None else np.concatenate([w.noise for w in works if w.noise is not None]),
     )
+
+
+def _rates(works: Sequence[Work]) -> Tensor | None:
+    """Each run's own, where they differ."""
+    if all(w.rates is None and w.opt == works[0].opt for w in works):
+        return None
+    own = (torch.full((len(w.rows),), w.opt.lr, device=w.rows.device) if w.rates is None else w.rates for w in works)
+    return torch.cat(list(own))
 
 
 def _cat_masks(works: Sequence[Work]) -> Tensor | None:

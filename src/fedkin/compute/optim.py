@@ -87,9 +87,10 @@ def update(
     pull: Pull | None = None,
     masks: Sequence[Tensor] | None = None,
     gate: Sequence[Tensor] | None = None,
+    rate: float | Sequence[Tensor] | None = None,
 ) -> None:
     """One step in place. `steps` counts this one (Adam's bias correction); `gate` is 0 where a row rests and keeps
-    its memory."""
+    its memory; `rate` takes the place of the optimiser's own, alone or in the shape of the parameters."""
     g: list[Tensor] = list(grads)
     before = [[t.clone() for t in buffer] for buffer in memory] if gate is not None else []
     if opt.weight_decay:
@@ -122,4 +123,7 @@ def update(
             for t, old, on in zip(buffer, kept, gate, strict=True):
                 t.copy_(torch.where(on > 0, t, old))
         g = [gi * on for gi, on in zip(g, gate, strict=True)]
-    torch._foreach_add_(list(params), g, alpha=-opt.lr)
+    if rate is None or isinstance(rate, float):
+        torch._foreach_add_(list(params), g, alpha=-(opt.lr if rate is None else rate))
+    else:
+        torch._foreach_sub_(list(params), [gi * r for gi, r in zip(g, rate, strict=True)])

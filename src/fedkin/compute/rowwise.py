@@ -51,6 +51,7 @@ def _steps_of_row(work: Work, r: int, tape: Tape | None) -> float:
     pull = None
     if work.anchor is not None and work.mu is not None and float(work.mu[r]):
         pull = Pull([float(work.mu[r])] * len(learn), shaped(work.anchor))
+    rate = None if work.rates is None else float(work.rates[r])
     given = [{k: v[r : r + 1] for k, v in term.given.items()} for term in work.terms]
     table, sizes = work.plan.table[:, work.client[r]], work.plan.sizes[:, work.client[r]]
     index = torch.from_numpy(np.ascontiguousarray(table)).to(source.device)
@@ -78,7 +79,7 @@ def _steps_of_row(work: Work, r: int, tape: Tape | None) -> float:
         taken += 1
         value += loss.detach()
         with torch.no_grad():
-            update(work.opt, learn, grads, memory, taken, pull, masks)
+            update(work.opt, learn, grads, memory, taken, pull, masks, rate=rate)
     with torch.no_grad():
         for slot, t in zip(layout.tensors(work.rows[r]).values(), own.values(), strict=True):
             slot.copy_(t)

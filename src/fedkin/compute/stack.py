@@ -35,6 +35,7 @@ class Stack:
         self.masks = None if work.mask is None else list(like(work.layout.tensors(work.mask), learn).values())
         self.anchors = None if work.anchor is None else list(like(parts, learn).values())
         self.mu = None if work.mu is None else torch.zeros(rows, device=device)
+        self.rates = None if work.rates is None else torch.zeros(rows, device=device)
         self.given = [like(term.given, list(term.given)) for term in work.terms]
 
     def load(self, work: Work, order: Sequence[int]) -> None:
@@ -64,6 +65,8 @@ class Stack:
             fill(self.anchors, chosen(work.anchor))
         if self.mu is not None and work.mu is not None:
             fill([self.mu], [work.mu])
+        if self.rates is not None and work.rates is not None:
+            fill([self.rates], [work.rates])
         for mine, term in zip(self.given, work.terms, strict=True):
             fill(mine.values(), term.given.values())
 
@@ -157,7 +160,9 @@ def step_rows(work: Work, stack: Stack, active: int, loss: Loss, batch: Batch, g
         gate = [on.view(w) for w in wide] if gated else None
         memory = [[t[:active] for t in tensors] for tensors in stack.memory]
         taken = stack.taken[:active].clamp(min=1)
-        update(work.opt, [t.detach() for t in learn], grads, memory, [taken.view(w) for w in wide], pull, masks, gate)
+        rate = None if stack.rates is None else [stack.rates[:active].view(w) for w in wide]
+        steps, own = [taken.view(w) for w in wide], [t.detach() for t in learn]
+        update(work.opt, own, grads, memory, steps, pull, masks, gate, rate)
     return values.detach()
 
 
@@ -170,9 +175,9 @@ def _step_at_once(
         return None if tensors is None else [t[:active] for t in tensors]
 
     memory = [[t[:active] for t in tensors] for tensors in stack.memory]
-    mu = None if stack.mu is None else stack.mu[:active]
+    mu, rates = (None if t is None else t[:active] for t in (stack.mu, stack.rates))
     taken = stack.taken[:active].clamp(min=1)
-    kernels.step(work.opt, learn, grads, memory, taken, mu, now(stack.anchors), now(stack.masks), on)
+    kernels.step(work.opt, learn, grads, memory, taken, mu, now(stack.anchors), now(stack.masks), on, rates)
 
 
 def batched(work: Work) -> Tensor:

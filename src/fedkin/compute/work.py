@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -37,6 +38,7 @@ class Work:
     mask: Tensor | None = None  # bool [R, D]
     mu: Tensor | None = None  # [R]
     anchor: Tensor | None = None  # [R, D]
+    rates: Tensor | None = None  # [R], in place of the optimiser's learning rate
     moments: Moments | None = None
     noise: keys.U64 | None = None  # [R]
     precision: Precision = "fp32"
@@ -49,6 +51,11 @@ class Work:
     @property
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    @cached_property
+    def rule(self) -> Optimiser:
+        """The optimiser as far as works that are alike have it in common: rates that rows bring are none of it."""
+        return self.opt if self.rates is None else replace(self.opt, lr=1.0)
 
     def take(self, rows: Sequence[int], steps: int) -> Work:
         """A small copy of this job, to measure with."""
@@ -65,6 +72,7 @@ class Work:
             mask=None if self.mask is None else self.mask[index],
             mu=None if self.mu is None else self.mu[index],
             anchor=None if self.anchor is None else self.anchor[index],
+            rates=None if self.rates is None else self.rates[index],
             noise=None if self.noise is None else self.noise[list(rows)],
             moments=moments,
         )

@@ -27,6 +27,7 @@ from fedkin.compute.optim import Moments, Optimiser
 from fedkin.compute.program import Program
 from fedkin.compute.tape import Tape
 from fedkin.compute.work import Precision, Work, on_device
+from fedkin.core.schedules import Factors
 from fedkin.core.store import Keep, Store
 from fedkin.errors import DataError, UsageError
 
@@ -47,11 +48,16 @@ class Training:
     precision: Precision = "fp32"
     augment: bool = False  # random crop and flip of training images
     fixed: bool = False  # mini-batches in the samples' own order, whole ones only
+    factors: Factors | None = None  # what rates are multiplied by; None: they are the same for all, in every round
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}: must be at least 1")
+
+    def rate(self, round: int) -> float:
+        """The usual optimiser's learning rate in a round, counted from 0, without the clients' own factors."""
+        return self.opt.lr * (1.0 if self.factors is None else self.factors.in_round(round))
 
 
 @dataclass
@@ -187,7 +193,8 @@ class Cohort:
         """Train one model per client from `start` ([D] or [K, D]) on its own data; returns [K, D].
 
         `learn` and `mask` ([K, D], true where a number may change) choose what moves; `mu` and `anchor` pull towards
-        a point; `loss` replaces the cross-entropy; `moments` is an optimiser memory to go on with, changed in place."""
+        a point; `loss` replaces the cross-entropy; `moments` is an optimiser memory to go on with, changed in place.
+        The optimiser's rate, `opt`'s too, is multiplied by the schedule's factor of the round and by the client's."""
         models = [Model(start, mu, anchor)]
         return self.fit_together(models, learn=learn, epochs=epochs, opt=opt, loss=loss, mask=mask, moments=moments)[0]
 
@@ -235,6 +242,10 @@ class Cohort:
         if site.has_dropout:
             one = keys.key(*stream, "noise", self.ids)
             noise = np.concatenate([keys.mix(one + np.uint64(m)) for m in range(len(models))])
+        opt, rates = opt or training.opt, None
+        if training.factors is not None:
+            own = (opt.lr * training.factors.at(self.ids, self.round)).astype(np.float32)
+            rates = torch.from_numpy(np.tile(own, len(models))).to(self.device)
         work = Work(
             forward=site.forward,
             layout=layout,
@@ -242,12 +253,13 @@ class Cohort:
             client=np.tile(np.arange(clients), len(models)),
             source=site.source,
             plan=steps,
-            opt=opt or training.opt,
+            opt=opt,
             learn=self._learned(learn),
             terms=terms,
             mask=mask,
             mu=mu,
             anchor=anchor,
+            rates=rates,
             moments=moments,
             noise=noise,
             precision=training.precision,

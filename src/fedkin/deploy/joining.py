@@ -41,6 +41,8 @@ TRAVELS = (
     "batch",
     "optimiser",
     "lr",
+    "lr_schedule",
+    "lr_factors",
     "momentum",
     "weight_decay",
     "augment",
@@ -116,7 +118,12 @@ def join(worker: Worker, message: Parcel) -> tuple[Joined, dict[str, int], str]:
     given = f.get("config")
     if not isinstance(given, dict):
         raise FedKinError("no settings came with the invitation")
-    config = make_config({k: v for k, v in given.items() if k in TRAVELS})
+    strange = sorted(map(str, given.keys() - {*TRAVELS}))
+    if strange:  # leaving it out would train otherwise than the server believes
+        raise FedKinError(
+            f"the server says {strange[0][:40]!r}, which this FedKin does not know: both sides need the same"
+        )
+    config = make_config(given)
     kind = METHODS[config.method]
     options = options_of(kind, config.options, config.method)
     worker.policy.check(config, options)

@@ -59,8 +59,12 @@ class Desk:
         """From what the clients start from to the server's own update: trained as clients train, on a root set."""
         chosen = root_set(self.site, samples)
         none = chosen[:0]
+        training = self.site.training
+        if training.factors is not None:  # as clients train in this round, but nobody's own factor
+            training = replace(training, factors=replace(training.factors, clients=()))
         own = replace(
             self.site,
+            training=training,
             parts={"train": [chosen], "validation": [none], "test": [none]},
             names=["server"],
             store=Store(1, {}, self.site.layout, self.site.initial),

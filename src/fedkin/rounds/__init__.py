@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedkin.options import named_spec
     from fedkin.rounds.assemble import prepare
     from fedkin.rounds.choices import (
         average_of,
         load_data,
-        named_spec,
         optimiser_of,
         pick_device,
         pick_precision,

@@ -25,12 +25,12 @@ from fedkin.engines.simulator import Simulator
 from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import Given, Samples
+from fedkin.options import named_spec
 from fedkin.robust import Adversary, DataAttack, Desk, Watched, make_attack
 from fedkin.rounds import footprint
 from fedkin.rounds.choices import (
     average_of,
     load_data,
-    named_spec,
     network_of,
     pick_device,
     pick_precision,
@@ -144,7 +144,7 @@ def make_site(
         parts,
         names,
         dataset.classes,
-        training_of(config, precision),
+        training_of(config, precision, names),
         config.seed,
         Store(len(names), kind.keeps, layout, first),
         chooser or Chooser(config.way),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -13,6 +14,7 @@ from fedkin.compute.work import Precision
 from fedkin.config import Config, is_folder
 from fedkin.core.cohort import Training
 from fedkin.core.federation import Average, weighted_mean
+from fedkin.core.schedules import Factors, client_factors, make_schedule
 from fedkin.data import (
     CORRUPTIONS,
     Brought,
@@ -28,18 +30,9 @@ from fedkin.data import (
 from fedkin.errors import UsageError, unknown
 from fedkin.methods import Method
 from fedkin.models import Given, build, default_model, first_network
+from fedkin.options import named_spec
 from fedkin.robust import Watched, make_rule
 from fedkin.rounds.settings import of_split, refuse
-
-
-def named_spec(spec: str) -> tuple[str, dict[str, str]]:
-    """A name and its options: "lie:z=0.5,other=1"."""
-    name, _, rest = spec.partition(":")
-    pairs = [part.partition("=") for part in rest.split(",") if part]
-    for key, equals, _value in pairs:
-        if not equals:
-            raise UsageError(f"{spec!r}: options are written name:key=value,key=value; {key!r} has no value")
-    return name, {key: value for key, _, value in pairs}
 
 
 def pick_device(name: str) -> torch.device:
@@ -80,10 +73,17 @@ def optimiser_of(config: Config) -> Optimiser:
     return SGD(config.lr, config.momentum, config.weight_decay)
 
 
-def training_of(config: Config, precision: Precision) -> Training:
+def factors_of(config: Config, names: Sequence[str] = ()) -> Factors | None:
+    """What the configuration multiplies rates by, in each round and at each of these clients."""
+    schedule = make_schedule(*named_spec(config.lr_schedule))
+    own = client_factors(config.lr_factors, names, config.seed) if names else ()
+    return Factors.of(schedule, config.lr, config.rounds, own)
+
+
+def training_of(config: Config, precision: Precision, names: Sequence[str] = ()) -> Training:
     """How the configuration's clients train, in the simulator and at a site alike."""
-    fixed = config.order == "fixed"
-    return Training(config.epochs, config.batch, optimiser_of(config), precision, config.augment, fixed)
+    fixed, factors = config.order == "fixed", factors_of(config, names)
+    return Training(config.epochs, config.batch, optimiser_of(config), precision, config.augment, fixed, factors)
 
 
 def average_of(config: Config) -> Average:

@@ -151,6 +151,7 @@ class Job:
             wall=self.clock.wall,
             judged=0 if self.measured is None else int((self.measured.total[watched] > 0).sum()),
             judgeable=self._judgeable(),
+            lr=self.site.training.rate(self.fed.round - 1),
         )
         self.history.append(record)
         return record

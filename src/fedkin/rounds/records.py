@@ -59,6 +59,7 @@ class RoundRecord:
     wall: float = math.nan
     judged: int = 0  # clients that the accuracy is of
     judgeable: int = 0  # and that it should be of: where clients are elsewhere, some may not have answered
+    lr: float = math.nan  # the learning rate of this round, without clients' own factors; NaN: it was not written down
 
     @property
     def covers_all(self) -> bool:

@@ -14,15 +14,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedkin.compute.layout import Layout
-from fedkin.config import Config, is_folder
+from fedkin.config import LATER, Config, is_folder
+from fedkin.core.schedules import Factors, make_schedule
 from fedkin.data import SOURCES, Split, parse_partition
 from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import Method
+from fedkin.options import named_spec
 from fedkin.robust import Attack
 
 Reasons = Mapping[str, str]
 
-OFF: Mapping[str, Any] = {"rule": "mean", "init": "seed", "malicious": 0, "momentum": 0, "checkpoint_every": 0}
+OFF: Mapping[str, Any] = {"rule": "mean", "init": "seed", "malicious": 0, "momentum": 0, "checkpoint_every": 0, **LATER}
 """Values that ask for nothing; so does None."""
 OF_A_SPLIT = ("samples_per_client", "quantity_skew", "test_share", "validation_share")
 
@@ -52,6 +54,8 @@ def idle(config: Config, kind: type[Method], options: Any, attack: Attack | None
             found["malicious"] = f"attackers={config.attackers} says who is malicious; give one of the two"
         if not attack.uses_knowledge:
             found["knowledge"] = f"attack {config.attack} does not look at anybody's update"
+    if Factors.of(make_schedule(*named_spec(config.lr_schedule)), config.lr, config.rounds) is None:
+        found["lr_schedule"] = f"in {config.rounds} rounds the rate stays the same"
     if config.shift is None:
         found["severity"] = "no corruption is asked for; name one, for example shift=fog"
     if not _needs_files(config.data):

@@ -35,6 +35,7 @@ TABLES: dict[str, dict[str, str]] = {
         "wall": "REAL",
         "judged": "INTEGER",
         "judgeable": "INTEGER",
+        "lr": "REAL",
     },
     "clients": {
         "round": "INTEGER",

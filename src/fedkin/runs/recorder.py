@@ -414,6 +414,7 @@ def round_row(record: RoundRecord) -> tuple[Any, ...]:
         record.wall,
         record.judged,
         record.judgeable,
+        record.lr,
     )
 
 

@@ -54,6 +54,7 @@ def numbers(record: RoundRecord) -> dict[str, float]:
         "accuracy/std": a.std,
         "loss/train": record.train_loss,
         "loss/test": record.test_loss,
+        "lr": record.lr,
         "bytes/down": record.bytes_down,
         "bytes/up": record.bytes_up,
         "clients/participants": record.participants,
