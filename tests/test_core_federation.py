@@ -248,7 +248,7 @@ def test_odd_replies_are_failures_and_say_how() -> None:
 
 
 def test_a_reply_above_the_limit_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedkin.core.federation, "MAX_REPLY_BYTES", 8)
+    monkeypatch.setattr(fedkin.core.messages, "MAX_REPLY_BYTES", 8)
     assert "more than the limit of 8" in gate(Answer(np.arange(1), {"x": torch.zeros(1, 3)}))[1][0]
     assert gate(Answer(np.arange(1), {"x": torch.zeros(1, 2)}))[1] == {}
 
@@ -374,7 +374,9 @@ def test_a_reply_must_run_over_the_clients() -> None:
         def train(self, client, model):
             return {"model": client.model(client.fit(client.rows(model=model))).mean(0)}
 
-    with pytest.raises(FedKinError, match=r"Careless\.train returned 'model'.*over its 3 clients"):
+    with pytest.raises(
+        FedKinError, match=r"Careless\.train returned 'model' of shape .*, not a row of numbers for each of 3 clients"
+    ):
         job_of(Careless).advance()
 
 

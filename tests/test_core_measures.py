@@ -10,6 +10,7 @@ from test_core_training import RAGGED, BatchNormed, Branching, Small, TiedWeight
 from torch import Tensor, nn
 
 import fedkin.core.cohort
+import fedkin.core.evaluation
 from fedkin.compute.backends import run_way
 from fedkin.compute.losses import align, cross_entropy
 from fedkin.compute.work import Work
@@ -82,9 +83,9 @@ def test_many_clients_in_one_pass_measure_the_same(name: str, at_once: int, monk
         passes.append(way)
         return run_way("batched", work)
 
-    monkeypatch.setattr(fedkin.core.cohort, "run_way", batched)
-    monkeypatch.setattr(fedkin.core.cohort, "EVALUATE_TOGETHER", at_once)
-    monkeypatch.setattr(fedkin.core.cohort, "EVALUATE", 5)
+    monkeypatch.setattr(fedkin.core.evaluation, "run_way", batched)
+    monkeypatch.setattr(fedkin.core.evaluation, "EVALUATE_TOGETHER", at_once)
+    monkeypatch.setattr(fedkin.core.evaluation, "EVALUATE", 5)
     monkeypatch.setattr(fedkin.core.cohort.Cohort, "_together", lambda self: True)
     together = cohort.evaluate(start, "train")
     assert torch.equal(together.correct, scores.correct)
@@ -147,7 +148,7 @@ def test_prototypes_are_mean_features_of_each_class(clip: float | None) -> None:
 
 @networks
 def test_loss_is_the_mean_over_samples_in_evaluation_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedkin.core.cohort, "EVALUATE", 4 if name != "control-flow" else 512)  # uneven pieces
+    monkeypatch.setattr(fedkin.core.evaluation, "EVALUATE", 4 if name != "control-flow" else 512)  # uneven pieces
     bench = bench_of(name)
     start = bench.starts()
     found = bench.cohort().loss(start)
@@ -171,7 +172,7 @@ def test_loss_adds_its_terms_each_with_the_clients_own_share() -> None:
 
 @networks
 def test_evaluation_counts_hits_per_class(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedkin.core.cohort, "EVALUATE", 4 if name != "control-flow" else 512)
+    monkeypatch.setattr(fedkin.core.evaluation, "EVALUATE", 4 if name != "control-flow" else 512)
     bench = bench_of(name)
     start = bench.starts()
     scores = bench.cohort().evaluate(start, "train")

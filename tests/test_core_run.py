@@ -120,7 +120,7 @@ def test_accuracy_may_be_watched_for_some_clients_only() -> None:
         model=echo(),
         data=judged([3, 1, 10, 0], [1, 1, 0, 0]),
     )
-    job.watched = job.fed.all[[0, 1]]
+    job.counted = job.fed.all[[0, 1]]
     assert job.advance().accuracy.micro == pytest.approx(100 * 4 / 6)
 
 

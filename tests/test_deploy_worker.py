@@ -630,7 +630,8 @@ def test_a_reply_that_is_no_row_is_a_failure() -> None:
     engine = engine_of(Script(lambda c, a: wrong[c] if c < 3 else good(c)), Terms(minimum=0.25))
     answer = engine.call(IDS, "train", {}, 0)
     assert answer.ids.tolist() == [3]
-    assert answer.failed == {c: f"site '{NAMES[c]}': 'model' is not one row of numbers" for c in range(3)}
+    found = ("a float", "of shape []", "of shape [2, 3]")
+    assert answer.failed == {c: f"site '{NAMES[c]}': 'model' {f}, not one row of numbers" for c, f in enumerate(found)}
 
 
 def test_each_site_gets_its_own_row() -> None:

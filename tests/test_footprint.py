@@ -65,7 +65,7 @@ def test_the_store_is_a_row_for_everybody_that_holds_only_those_who_wrote() -> N
     again.restore(state)
     for n in plain:
         assert torch.equal(again.read(n, np.arange(50)), plain[n])
-    again.tensors = sparse.tensors
+    again.restore(sparse.tensors)
     assert all(torch.equal(again.read(n, np.arange(50)), plain[n]) for n in plain)
 
 

@@ -308,8 +308,7 @@ def test_attackers_can_be_named() -> None:
     assert who_learns_otherwise("4+1") == [[False, True, False, False, True, False]] * 3
     settings = {"clients": 6, "partition": "iid", "samples_per_client": 20, "attack": "sf", "rounds": 1, "epochs": 1}
     job = prepare(make_config({**settings, "attackers": "0+2+3"}))
-    assert job.watched is not None
-    assert job.watched.ids.tolist() == [1, 4, 5]  # whose accuracy counts
+    assert job.counted.ids.tolist() == [1, 4, 5]  # whose accuracy counts
     mistakes = {
         "6": "'6' is no client",
         "1+-1": "'-1' is no client",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,94 +18,23 @@ from torch import Tensor
 
 from fedkin.compute import keys
 from fedkin.core import notes
-from fedkin.errors import FedKinError
-
-MAX_REPLY_BYTES = 2 << 30
-NOT_FINITE = "values that are not finite"  # in the reason of a reply that is refused for it
-MOST_NAMES = 20  # that a client made up, in a sentence
-
-
-class Clients(Sequence[int]):
-    """Some clients, in ascending order, with the sizes of their training sets."""
-
-    def __init__(self, ids: Sequence[int] | keys.I64, samples: keys.I64) -> None:
-        self.ids = np.unique(np.asarray(ids, np.int64))
-        self._all = samples
-
-    @property
-    def samples(self) -> Tensor:
-        """Training samples of each, [K] on the CPU."""
-        return torch.from_numpy(self._all[self.ids].astype(np.float32))
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.ids.tolist())
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, int | np.integer):
-            return int(self.ids[index])
-        if isinstance(index, Tensor):
-            index = index.cpu().numpy()
-        return Clients(self.ids[index], self._all)
-
-    def __contains__(self, client: object) -> bool:
-        return client in self.ids
-
-    def __sub__(self, other: Sequence[int]) -> Clients:
-        return Clients(np.setdiff1d(self.ids, np.asarray(list(other), np.int64)), self._all)
-
-    def __and__(self, other: Sequence[int]) -> Clients:
-        return Clients(np.intersect1d(self.ids, np.asarray(list(other), np.int64)), self._all)
-
-    def __or__(self, other: Sequence[int]) -> Clients:
-        return Clients(np.union1d(self.ids, np.asarray(list(other), np.int64)), self._all)
-
-    def __repr__(self) -> str:
-        return f"Clients({self.ids.tolist()})"
-
-
-@dataclass(frozen=True)
-class Each:
-    """One row of a message for each client asked, in their order."""
-
-    rows: Tensor
-
-
-def each(rows: Tensor) -> Each:
-    """Mark a message tensor as one row per client; anything else is sent to all alike."""
-    return Each(rows)
-
-
-@dataclass(frozen=True)
-class Masked:
-    """Rows of which only the entries under a mask travel; the receiver has, or is sent, the mask."""
-
-    values: Tensor
-    mask: Tensor  # bool, same shape
-
-
-Reply = Mapping[str, Tensor | Masked]
-"""What a client function returns: named tensors, the first axis running over clients."""
-
-Spec = dict[str, tuple[tuple[int, ...], torch.dtype, bool]]
-"""Shape, type and whether it comes under a mask, of every tensor that one client sends."""
-
-
-def wire_bytes(value: object) -> int:
-    """What one value costs on the wire: tensors as they are, truth values as bits, plain numbers as four bytes."""
-    if isinstance(value, Masked):
-        return int(value.mask.sum()) * value.values.element_size()
-    if isinstance(value, Tensor):
-        return -(-value.numel() // 8) if value.dtype == torch.bool else value.numel() * value.element_size()
-    if isinstance(value, bool | int | float):
-        return 4
-    if isinstance(value, str):
-        return len(value.encode())
-    if value is None:
-        return 0
-    raise FedKinError(f"a message cannot hold a {type(value).__name__}: send tensors, numbers and strings")
+from fedkin.core.messages import (
+    Answer,
+    Clients,
+    Each,
+    Masked,
+    NotFinite,
+    Reply,
+    Spec,
+    difference,
+    each,
+    for_some,
+    gate,
+    spec_of,
+    tensor_of,
+    wire_bytes,
+)
+from fedkin.errors import DataError, FedKinError
 
 
 @dataclass(frozen=True)
@@ -269,16 +198,6 @@ class Engine(Protocol):
         models stay with their clients."""
 
 
-@dataclass
-class Answer:
-    ids: keys.I64
-    replies: dict[str, Tensor | Masked] = field(default_factory=dict)
-    odd: dict[int, Reply] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)  # of each client, where an engine knows
-    right: Spec | None = None  # what every reply must look like; None: what is stacked here was made by trusted code
-
-
 Tamper = Callable[[keys.I64, str, Mapping[str, object], Answer, int], Answer]
 """What an attacker does to an answer: (ids asked, phase, message, honest answer, round) to the answer received."""
 
@@ -359,13 +278,28 @@ class Federation:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.removed = dict(state["removed"])
-        self.failures = [Failure(*f) for f in state["failures"]]
-        self.exchanges = [Exchange(*e) for e in state["exchanges"]]
-        self.notes = [Note(*n) for n in state["notes"]]
-        self.why_removed = dict(state.get("why_removed", {}))
-        if hasattr(self._average, "restore") and state["average"] is not None:  # a rule with a memory
-            self._average.restore(state["average"])
+        self.restoring(state)()
+
+    def restoring(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """What puts such a state in place, once all of it has been looked at."""
+        found = {
+            "removed": dict(state["removed"]),
+            "failures": [Failure(*f) for f in state["failures"]],
+            "exchanges": [Exchange(*e) for e in state["exchanges"]],
+            "notes": [Note(*n) for n in state["notes"]],
+            "why_removed": dict(state.get("why_removed", {})),
+        }
+        for client in [*found["removed"], *found["why_removed"], *(f.client for f in found["failures"])]:
+            if client not in self.all:
+                raise DataError(f"it speaks of client {client!r:.40}, of {len(self._samples)}")
+        average = state["average"]
+
+        def put() -> None:
+            if hasattr(self._average, "restore") and average is not None:  # a rule with a memory
+                self._average.restore(average)
+            vars(self).update(found)
+
+        return put
 
     def sample(self, participation: float) -> Clients:
         """This round's cohort: the same for every method at the same seed, as long as nobody was removed."""
@@ -386,10 +320,7 @@ class Federation:
         answer, right = Answer(ids[:0]), Spec()
         working = ids[~dropped]
         if len(working):
-            mine = {
-                k: Each(v.rows[torch.from_numpy(~dropped)]) if isinstance(v, Each) and dropped.any() else v
-                for k, v in message.items()
-            }
+            mine = for_some(message, torch.from_numpy(~dropped)) if dropped.any() else message
             answer = self._engine.call(working, phase, mine, self.round)
             right = spec_of(answer.replies) if answer.right is None else answer.right
             if self._tamper is not None:
@@ -419,8 +350,8 @@ class Federation:
                 f"client {self.names[first.client]!r} failed in round {self.round + 1}, phase {phase}: {first.reason}; "
                 "the run stops because on_failure=stop (drop: go on without such a client)"
             )
-        wild = Clients([c for c, why in reasons.items() if isinstance(why, NotFinite)], self._samples)
-        return Replies(answered, values, masks, Noted(self._average, answered, self.note), wild)
+        not_finite = Clients([c for c, why in reasons.items() if isinstance(why, NotFinite)], self._samples)
+        return Replies(answered, values, masks, Noted(self._average, answered, self.note), not_finite)
 
 
 def _traffic(
@@ -450,64 +381,41 @@ def _unpack(answer: Answer, good: np.ndarray[Any, Any]) -> tuple[dict[str, Tenso
     up = np.zeros(int(good.sum()), np.int64)
     chosen = torch.from_numpy(good)
     for name, value in answer.replies.items():
-        if isinstance(value, Masked):
-            kept = Masked(value.values[chosen], value.mask[chosen])
-            values[name], masks[name] = kept.values, kept.mask
-            if len(up):
-                entries = kept.mask.reshape(len(up), -1).sum(1).cpu().numpy()
-                up += entries * kept.values.element_size()
+        kept = value if good.all() else value[chosen]
+        values[name] = tensor_of(kept)
+        if isinstance(kept, Masked):
+            masks[name] = kept.mask
+            entries = kept.mask.reshape(len(up), -1).sum(1).cpu().numpy() if len(up) else 0
+            up += entries * kept.values.element_size()
         else:
-            values[name] = value if good.all() else value[chosen]
-            up += wire_bytes(values[name][0]) if len(up) else 0
+            up += wire_bytes(kept[0]) if len(up) else 0
     return values, masks, up
 
 
-class NotFinite(str):
-    """Why a reply was refused, where it is that its values are not finite."""
-
-
-def gate(answer: Answer, right: Spec | None = None) -> tuple[Answer, dict[int, str]]:
-    """The right names, shapes and types, finite, within the size limit; otherwise the client failed, and here is why.
-
-    What is `right` is known before anybody may have changed a reply, and never learnt from replies of who knows whom;
-    None: trusted code has just made these."""
-    right = spec_of(answer.replies) if right is None else right
-    bad = {client: difference(spec_of(reply, stacked=False), right) for client, reply in answer.odd.items()}
-    stacked = spec_of(answer.replies)
-    if stacked != right:
-        bad |= dict.fromkeys(answer.ids.tolist(), difference(stacked, right))
-        return Answer(answer.ids[:0]), bad
-    for name, value in answer.replies.items():
-        tensor = value.values if isinstance(value, Masked) else value
-        size = tensor[0].numel() * tensor.element_size() if len(tensor) else 0
-        if size > MAX_REPLY_BYTES:
-            for client in answer.ids.tolist():
-                bad.setdefault(client, f"{name!r} has {size} bytes, more than the limit of {MAX_REPLY_BYTES}")
-        if tensor.is_floating_point() and len(tensor):
-            flat = tensor.reshape(len(tensor), -1)
-            finite = torch.isfinite(flat.sum(1))  # an overflowing sum of finite numbers is looked at again below
-            for k in torch.nonzero(~finite).flatten().tolist():
-                wrong = int((~torch.isfinite(flat[k])).sum())
-                if wrong:
-                    bad.setdefault(int(answer.ids[k]), NotFinite(f"{name!r} has {wrong} {NOT_FINITE}"))
-    return answer, bad
-
-
-def spec_of(reply: Reply, stacked: bool = True) -> Spec:
-    """What one client's reply looks like; `stacked`: the first axis runs over clients."""
-    tensors = {k: v.values if isinstance(v, Masked) else v for k, v in reply.items()}
-    return {k: (tuple(t.shape[stacked:]), t.dtype, isinstance(reply[k], Masked)) for k, t in tensors.items()}
-
-
-def difference(sent: Spec, right: Spec) -> str:
-    """What is wrong with a reply, in words."""
-    if set(sent) != set(right):
-        return f"sent {sorted(sent)[:MOST_NAMES]} instead of {sorted(right)}"
-    for name, (shape, dtype, masked) in sent.items():
-        if shape != right[name][0]:
-            return f"{name!r} has shape {list(shape)} instead of {list(right[name][0])}"
-        if dtype != right[name][1]:
-            return f"{name!r} is {dtype} instead of {right[name][1]}"
-        if masked != right[name][2]:
-            return f"{name!r} comes {'under a' if masked else 'without its'} mask"
-    return "odd reply"
+__all__ = [
+    "Answer",
+    "Average",
+    "Clients",
+    "Each",
+    "Engine",
+    "Exchange",
+    "Failure",
+    "Faults",
+    "Federation",
+    "Masked",
+    "Measured",
+    "Messages",
+    "Note",
+    "Replies",
+    "Reply",
+    "Spec",
+    "Tamper",
+    "Traffic",
+    "Watcher",
+    "difference",
+    "each",
+    "gate",
+    "spec_of",
+    "weighted_mean",
+    "wire_bytes",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -116,8 +116,11 @@ class Store:
         }
 
     def restore(self, state: Mapping[str, Mapping[str, Tensor] | Tensor]) -> None:
-        """What `state` gave, or every client's row as older versions kept them; `DataError` if it is of something
-        else."""
+        self.restoring(state)()
+
+    def restoring(self, state: Mapping[str, Mapping[str, Tensor] | Tensor]) -> Callable[[], None]:
+        """What puts in place what `state` gave, or every client's row as older versions kept them; `DataError` if it
+        is of something else."""
         found: dict[str, Kept] = {}
         for name, saved in state.items():
             if name not in self.keeps:
@@ -131,14 +134,9 @@ class Store:
             slots = np.full(self.clients, -1, np.int64)
             slots[ids] = np.arange(len(ids))
             found[name] = Kept(slots, rows.to(first.device), len(rows))
-        self._kept = found
+        return lambda: vars(self).update(_kept=found)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Every client's row, written or not, [N, ...]: for a site's one client, and for looking at small runs."""
         return {name: self.read(name, np.arange(self.clients)) for name in self._kept}
-
-    @tensors.setter
-    def tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        everybody = np.arange(self.clients)
-        self._kept = {name: Kept(everybody.copy(), rows, len(rows)) for name, rows in tensors.items()}

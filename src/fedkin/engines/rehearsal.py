@@ -21,9 +21,8 @@ from torch import Tensor
 from fedkin.compute.batches import Source
 from fedkin.compute.choice import Chooser
 from fedkin.core.cohort import Cohort, Site
-from fedkin.core.federation import Each, Masked, Spec, spec_of
+from fedkin.core.messages import Each, Spec, for_some, opened, rows_for, spec_of
 from fedkin.core.store import Store
-from fedkin.errors import FedKinError
 
 if TYPE_CHECKING:
     from fedkin.methods.base import Method
@@ -55,23 +54,18 @@ class Rehearsal:
     def __call__(self, function: str, message: Mapping[str, object], round: int, anew: bool = False) -> Spec | str:
         """The spec of one client's reply, or why it cannot be known. `anew`: as of this very round and message, where
         what is remembered is of another; the same phase may answer otherwise later on."""
-        kind = (function, tuple((k, _kind(v)) for k, v in message.items()))
-        found = self._known.get(kind)
+        asked = (function, tuple((k, _shape_of(v)) for k, v in message.items()))
+        found = self._known.get(asked)
         if found is None or (anew and found[1] != round):
-            found = self._known[kind] = self._play(function, message, round), round
+            found = self._known[asked] = self._play(function, message, round), round
         return found[0]
 
     def _play(self, function: str, message: Mapping[str, object], round: int) -> Spec | str:
-        given = {k: v.rows[:1] if isinstance(v, Each) else v for k, v in message.items()}
+        given = opened(for_some(message, slice(1)))
         drawn = np.random.get_state(), torch.get_rng_state(), random.getstate()  # noqa: NPY002
         try:
             cohort = Cohort(self._site, np.zeros(1, np.int64), round, function)
-            reply = getattr(self._method, function)(cohort, **given) or {}
-            for name, value in reply.items():
-                tensor = value.values if isinstance(value, Masked) else value
-                if not isinstance(tensor, Tensor) or tensor.dim() == 0 or len(tensor) != 1:
-                    raise FedKinError(f"{name!r} is not one row for one client")
-            return spec_of(reply)
+            return spec_of(rows_for(getattr(self._method, function)(cohort, **given), 1))
         except Exception as error:  # a function of somebody's own that needs more than a made-up client has
             return f"{type(error).__name__}: {error}"[:300]
         finally:
@@ -87,7 +81,7 @@ def most_bytes(spec: Spec) -> int:
     return 2 * sum(sizes) + SLACK
 
 
-def _kind(value: object) -> object:
+def _shape_of(value: object) -> object:
     """What a reply's look may depend on: a message's shapes, not what is in it."""
     tensor = value.rows[0] if isinstance(value, Each) and len(value.rows) else value
     return (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, Tensor) else type(value).__name__

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from fedkin.compute import keys
-from fedkin.core.federation import Answer, Each, Masked, Measured, Messages, Spec, difference, gate, spec_of
+from fedkin.core.federation import Measured, Messages
+from fedkin.core.messages import Answer, Masked, Spec, difference, for_some, gate, rows_for, spec_of, tensor_of
 from fedkin.engines.conduct import Register
 from fedkin.engines.rehearsal import most_bytes
 from fedkin.errors import FedKinError
@@ -196,15 +197,10 @@ class _Exchange:
     """One question to some sites, from the first message to the answer."""
 
     def __init__(
-        self,
-        engine: Remote,
-        ids: keys.I64,
-        message: Mapping[str, object],
-        fields: Mapping[str, Any],
-        right: Spec | None,
+        self, engine: Remote, ids: keys.I64, message: Mapping[str, object], fields: dict[str, Any], right: Spec | None
     ) -> None:
-        self.engine, self.ids, self.message, self.fields, self.right = engine, ids, message, fields, right
-        self.post, self.terms, self.asked = engine.post, engine.terms, ids.tolist()
+        self.engine, self.asked, self.message, self.fields, self.right = engine, ids.tolist(), message, fields, right
+        self.post, self.terms = engine.post, engine.terms
         self.works: bool = fields["call"] >= 0
         self.conduct: Register = engine.conducts[self.works]
         self.begin = time.monotonic()
@@ -250,8 +246,7 @@ class _Exchange:
         to = [c for c in clients if pauses[c] is None]
         if not to:
             return
-        at = torch.tensor([self.asked.index(c) for c in to], dtype=torch.long)
-        mine = {k: Each(v.rows.cpu()[at]) if isinstance(v, Each) else v for k, v in self.message.items()}
+        mine = for_some(self.message, torch.tensor([self.asked.index(c) for c in to], dtype=torch.long))
         bounds = Bounds(self.deadline, None if self.right is None else most_bytes(self.right))
         away = self.post.send(to, mine, self.fields, bounds)
         self.failed |= away
@@ -278,7 +273,7 @@ class _Exchange:
     def _judge(self, client: int, found: Delivery) -> Invalid | None:
         """What is wrong with a reply; None: nothing."""
         try:
-            sent = spec_of(_rows(found.values))
+            sent = spec_of(rows_for(found.values, 1))
             if self.right is not None and sent != self.right and self.works:
                 self.right = self.engine.right(self.fields["phase"], self.message, self.fields["round"], anew=True)
             if self.right is not None and sent != self.right:
@@ -342,7 +337,7 @@ class _Exchange:
     def _same(self) -> None:
         """All that is used looks right, even if what is right was learnt only when some replies were there. Where
         nothing else tells, that is what more than half of at least two replies look like, now or when they last did."""
-        phase, looks = self.fields["phase"], {c: spec_of(_rows(d.values)) for c, d in self.came.items()}
+        phase, looks = self.fields["phase"], {c: spec_of(rows_for(d.values, 1)) for c, d in self.came.items()}
         if self.right is None:
             same = {c: sum(look == other for other in looks.values()) for c, look in looks.items()}
             first = max(same, key=lambda c: same[c], default=None)
@@ -358,24 +353,11 @@ class _Exchange:
                     self._fail(client, difference(look, self.right))
 
 
-def _rows(values: Mapping[str, object]) -> dict[str, Tensor | Masked]:
-    """Values as a client function returns them, one row each; an error for what none does."""
-    rows: dict[str, Tensor | Masked] = {}
-    for name, value in values.items():
-        tensor = value.values if isinstance(value, Masked) else value
-        if not isinstance(tensor, Tensor) or tensor.dim() == 0 or len(tensor) != 1:
-            raise FedKinError(f"{name!r} is not one row of numbers")
-        rows[name] = value  # type: ignore[assignment]
-    return rows
-
-
-def _stack(replies: Sequence[Mapping[str, object]]) -> dict[str, Tensor | Masked]:
+def _stack(replies: Sequence[Mapping[str, Any]]) -> dict[str, Tensor | Masked]:
+    """Rows of several sites that look alike."""
     stacked: dict[str, Tensor | Masked] = {}
-    for name in replies[0] if replies else ():
-        values = [r[name] for r in replies]
-        masked = [v for v in values if isinstance(v, Masked)]
-        if masked:
-            stacked[name] = Masked(torch.cat([v.values for v in masked]), torch.cat([v.mask for v in masked]))
-        else:
-            stacked[name] = torch.cat([v for v in values if isinstance(v, Tensor)])
+    for name, first in replies[0].items() if replies else ():
+        each = [reply[name] for reply in replies]
+        values = torch.cat([tensor_of(v) for v in each])
+        stacked[name] = Masked(values, torch.cat([v.mask for v in each])) if isinstance(first, Masked) else values
     return stacked

@@ -16,13 +16,14 @@ from torch import Tensor
 from fedkin.compute import keys
 from fedkin.compute.backends import cores
 from fedkin.core.cohort import Cohort, Site
-from fedkin.core.federation import Answer, Each, Masked, Measured, Messages, Reply
+from fedkin.core.federation import Measured, Messages
+from fedkin.core.messages import Answer, Masked, for_some, opened, rows_for, tensor_of
 from fedkin.errors import FedKinError
 
 if TYPE_CHECKING:
     from fedkin.methods.base import Method
 
-
+Replied = dict[str, Tensor | Masked]
 LOOKED_AT = {"cpu": 16 << 20, "cuda": 1 << 30}
 """Bytes of models that are evaluated together unless `chunk` says how many. Several tensors of that size are needed to
 answer. Up to 32 MiB the usual allocators of a CPU give memory out again instead of asking the system for it, which
@@ -65,7 +66,7 @@ class Simulator:
         """The models themselves are let go of as soon as they have been evaluated."""
         found: dict[str, Tensor] = {}
         for begin, some in pieces(ids, self.looks_at):
-            reply = self._answer(some, report, _opened(messages(some)), round)
+            reply = self._answer(some, report, opened(messages(some)), round)
             for name, value in reply.items():
                 if name != "rows" and isinstance(value, Tensor):
                     # room for all at once: what outlives a piece must not be carved out of the memory the next needs
@@ -79,38 +80,33 @@ class Simulator:
         rows = torch.empty(len(ids), self.site.layout.width)
         for begin, some in pieces(ids, self.looks_at):
             cohort = Cohort(self.site, some, round, report)
-            rows[begin : begin + len(some)] = getattr(self.method, evaluated)(cohort, **_opened(messages(some)))
+            rows[begin : begin + len(some)] = getattr(self.method, evaluated)(cohort, **opened(messages(some)))
         return rows
 
     def call(self, ids: keys.I64, function: str, message: Mapping[str, object], round: int) -> Answer:
-        replies: dict[str, Tensor | Masked] = {}
+        replies: Replied = {}
         for begin, mine in pieces(np.arange(len(ids)), self._chunk or len(ids)):
             own = torch.from_numpy(mine)
-            given = {k: v.rows[own] if isinstance(v, Each) else v for k, v in message.items()}
-            piece = self._answer(ids[mine], function, given, round)
+            piece = self._answer(ids[mine], function, opened(for_some(message, own)), round)
             if len(mine) == len(ids):
-                return Answer(ids, dict(piece))
-            if not begin:
-                replies = {name: _room(value, len(ids)) for name, value in piece.items()}
-            for name, room in replies.items():
-                _put(room, piece[name], slice(begin, begin + len(mine)))
+                return Answer(ids, piece)
+            for name, value in piece.items():
+                if not begin:  # room for what all clients send: nothing is held twice
+                    replies[name] = _room(value, len(ids))
+                tensor_of(replies[name])[begin : begin + len(mine)] = tensor_of(value)
+                if isinstance(value, Masked):
+                    replies[name].mask[begin : begin + len(mine)] = value.mask  # type: ignore[union-attr]
         return Answer(ids, replies)
 
-    def _answer(self, ids: keys.I64, function: str, given: Mapping[str, object], round: int) -> Reply:
+    def _answer(self, ids: keys.I64, function: str, given: Mapping[str, object], round: int) -> Replied:
         cohort = Cohort(self.site, ids, round, function)
-        reply: Reply | None = getattr(self.method, function)(cohort, **given)
+        reply = getattr(self.method, function)(cohort, **given)
         trained = ~torch.isnan(cohort.losses)
         self.losses[torch.from_numpy(cohort.ids)[trained]] = cohort.losses[trained]
-        checked = {} if reply is None else reply
-        for name, value in checked.items():
-            tensor = value.values if isinstance(value, Masked) else value
-            if not isinstance(tensor, Tensor) or tensor.dim() == 0 or len(tensor) != len(cohort):
-                shape = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise FedKinError(
-                    f"{type(self.method).__name__}.{function} returned {name!r} with shape {shape}: "
-                    f"the first axis must run over its {len(cohort)} clients"
-                )
-        return checked
+        try:
+            return rows_for(reply, len(cohort))
+        except FedKinError as error:
+            raise FedKinError(f"{type(self.method).__name__}.{function} returned {error}") from None
 
 
 def pieces(ids: keys.I64, step: int) -> Iterator[tuple[int, keys.I64]]:
@@ -118,19 +114,7 @@ def pieces(ids: keys.I64, step: int) -> Iterator[tuple[int, keys.I64]]:
     return ((begin, ids[begin : begin + step]) for begin in range(0, len(ids), step))
 
 
-def _opened(message: Mapping[str, object]) -> dict[str, object]:
-    return {k: v.rows if isinstance(v, Each) else v for k, v in message.items()}
-
-
 def _room(value: Tensor | Masked, clients: int) -> Tensor | Masked:
-    """Room for what all clients send, of which this is a part: nothing is held twice."""
     if isinstance(value, Masked):
         return Masked(*(t.new_empty(clients, *t.shape[1:]) for t in (value.values, value.mask)))
     return value.new_empty(clients, *value.shape[1:])
-
-
-def _put(room: Tensor | Masked, value: Tensor | Masked, place: slice) -> None:
-    if isinstance(room, Masked) and isinstance(value, Masked):
-        room.values[place], room.mask[place] = value.values, value.mask
-    elif isinstance(room, Tensor) and isinstance(value, Tensor):
-        room[place] = value

@@ -32,8 +32,10 @@ class Desk:
         return [dict(store.tensors) for store in self.kept]
 
     def restore(self, state: Sequence[Mapping[str, Tensor]]) -> None:
-        for store, tensors in zip(self.kept, state, strict=True):
-            store.tensors = {name: tensors[name] for name in tensors if name in store.keeps}
+        each = zip(self.kept, state, strict=True)
+        found = [store.restoring({n: t for n, t in rows.items() if n in store.keeps}) for store, rows in each]
+        for put in found:
+            put()
 
     def bounds(self, width: int) -> tuple[int, ...]:
         """The columns at which tensors begin in rows of this width, and the end."""

@@ -190,11 +190,12 @@ def make_job(
     x, names = dataset.x.dtype.name, tuple(dataset.class_names)
     normal = (dataset.mean, dataset.std, dataset.vocabulary)
     taken = Samples(dataset.shape, x, dataset.classes, names, *normal)  # type: ignore[arg-type]
-    job = Job(config, prepared, server, fed, site, engine, network, taken, asdict(server.options), sizes)
-    job.adversary = adversary
-    if adversary is not None and not adversary.counted:
-        job.watched = Clients(np.flatnonzero(~adversary.malicious()), samples)
-    return job
+    benign = adversary is not None and not adversary.counted
+    counted = Clients(np.flatnonzero(~adversary.malicious()), samples) if adversary is not None and benign else fed.all
+    options = asdict(server.options)
+    return Job(
+        config, prepared, server, fed, site, engine, network, taken, options, sizes, counted, adversary=adversary
+    )
 
 
 def example_of(dataset: Dataset) -> Tensor:

@@ -13,30 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedkin.rounds.records import RoundRecord
 
 WORSE_THAN_NOTHING = 2.0  # times what a model has that knows nothing
 OUT_OF_HAND = 10.0  # times the same
 ADVICE = "a smaller learning rate may help"
 GUESSING = "always guessing the most frequent class gives"
-
-
-class Score(Protocol):
-    @property
-    def micro(self) -> float: ...
-
-
-class Record(Protocol):
-    """What is needed of a round's record."""
-
-    @property
-    def round(self) -> int: ...
-    @property
-    def accuracy(self) -> Score: ...
-    @property
-    def test_loss(self) -> float: ...
-    @property
-    def train_loss(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +46,7 @@ class Broken:
 
 
 def divergence(
-    history: Sequence[Record],
+    history: Sequence[RoundRecord],
     refusals: Sequence[Refusal],
     classes: int,
     chance: float,
@@ -106,7 +91,7 @@ def _not_finite(name: str, round: int, whose: Broken | None) -> str:
     return f"the {name} loss of {who} was not finite after round {round}; {few}{ADVICE}"
 
 
-def out_of_hand(last: Record, classes: int, first_loss: Callable[[], float]) -> str | None:
+def out_of_hand(last: RoundRecord, classes: int, first_loss: Callable[[], float]) -> str | None:
     """A remark on a run whose loss is absurd although it is finite and some answers are right."""
     nothing, loss = math.log(classes), last.test_loss
     if classes < 2 or not loss > OUT_OF_HAND * nothing or not loss > OUT_OF_HAND * first_loss():
@@ -117,11 +102,11 @@ def out_of_hand(last: Record, classes: int, first_loss: Callable[[], float]) -> 
     )
 
 
-def _losses(record: Record) -> tuple[tuple[str, float], ...]:
+def _losses(record: RoundRecord) -> tuple[tuple[str, float], ...]:
     return ("training", record.train_loss), ("test", record.test_loss)
 
 
-def at_chance(last: Record, classes: int, chance: float) -> bool:
+def at_chance(last: RoundRecord, classes: int, chance: float) -> bool:
     """Whether the accuracy is no more than guessing gives; with a single class there is nothing to guess."""
     return classes > 1 and last.accuracy.micro <= chance + 1e-9
 

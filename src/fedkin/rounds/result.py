@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,11 +15,16 @@ from torch import nn
 from fedkin.compute.layout import Layout
 from fedkin.config import Config
 from fedkin.core.federation import Exchange, Failure, Note
+from fedkin.engines.simulator import Simulator
 from fedkin.errors import UsageError, unknown
 from fedkin.models import Ready, Samples
-from fedkin.robust import Adversary, Detection, detection, verdicts_of
-from fedkin.rounds import inference
-from fedkin.rounds.records import Accuracy, ClientRecord, Prepared, RoundRecord
+from fedkin.robust import Adversary, Backdoor, Detection, detection, verdicts_of
+from fedkin.rounds import footprint, inference
+from fedkin.rounds.divergence import GUESSING, at_chance, divergence, out_of_hand
+from fedkin.rounds.records import Accuracy, ClientRecord, Prepared, RoundRecord, comparable
+
+if TYPE_CHECKING:
+    from fedkin.rounds.job import Job
 
 
 @dataclass(frozen=True)
@@ -138,3 +143,110 @@ class Result:
             "memory": dict(self.memory),
             "run": self.run,
         }
+
+
+# ---------------------------------------------------------------- how one is made
+
+
+def result_of(job: Job) -> Result:
+    """What has come of a run so far."""
+    with job.clock.counting("evaluating"):
+        correct, count, loss = job.evaluate()
+        rows, backdoor = _models(job), backdoor_success(job)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        accuracy = 100.0 * correct / count
+    columns = zip(job.site.names, accuracy.tolist(), loss.tolist(), job.sizes, count, correct, strict=True)
+    diverged, remarks = _remarks(job)
+    return Result(
+        method=job.config.method,
+        options=job.options,
+        seed=job.config.seed,
+        config=job.config,
+        accuracy=job.history[-1].accuracy,
+        best=max(comparable(job.history), key=lambda r: (r.accuracy.micro, -r.round)),
+        history=job.history,
+        per_client=[
+            ClientRecord(c, name, accuracy, mean, size[0], int(of), int(right))
+            for c, (name, accuracy, mean, size, of, right) in enumerate(columns)
+        ],
+        exchanges=job.fed.exchanges,
+        failures=job.fed.failures,
+        removed=job.fed.removed,
+        seconds=job.seconds,
+        ways=job.site.chooser.chosen,
+        prepared=job.prepared,
+        notes=job.fed.notes,
+        malicious=job.malicious,
+        backdoor=backdoor,
+        remarks=remarks,
+        diverged=diverged,
+        wall=job.clock.wall,
+        times=dict(job.clock.parts),
+        memory=footprint.memory_facts(job.prepared.needed, job.site.source.device),
+        _layout=job.site.layout,
+        _rows=rows,
+        _model=job.model,
+        _samples=job.samples,
+        _adversary=job.adversary,
+    )
+
+
+def _models(job: Job) -> torch.Tensor | Rows:
+    """The personal models: all of them if they are small, else whichever is asked for."""
+    clients, then = len(job.fed.all), (job.fed.round, len(job.fed.exchanges))
+    if clients * job.site.layout.width * 4 <= footprint.MODELS_AT_ONCE:
+        return job.rows()
+
+    def make(client: int) -> torch.Tensor:
+        if then != (job.fed.round, len(job.fed.exchanges)):
+            raise UsageError(
+                f"this result is of round {then[0]}, and its run has gone on since: take its models before, or call "
+                "result() again"
+            )
+        return job.rows([client])[0]
+
+    return Rows(clients, make)
+
+
+def _remarks(job: Job) -> tuple[str | None, list[str]]:
+    """Why the numbers are not to be believed, if so; sentences to read before believing them."""
+    tests = np.concatenate([np.zeros(0, np.int64), *(job.site.parts["test"][c] for c in job.counted)])
+    tests %= max(job.site.source.count, 1)  # an attacker's version of a sample is that sample
+    labels, classes, attacked = job.site.source.y.cpu().numpy()[tests], job.prepared.classes, job.adversary is not None
+    chance = 100.0 * np.bincount(labels).max() / len(labels) if len(labels) else 100.0 / classes
+
+    def first_loss(most: int = 2000) -> float:
+        """Mean test loss of the network the run began with, over as many samples as tell it well enough."""
+        if not len(tests):
+            return 0.0
+        source, network = job.site.source, copy.deepcopy(job.model).eval()
+        few = torch.from_numpy(tests[:: math.ceil(len(tests) / most)]).to(source.y.device)
+        with torch.no_grad():
+            pieces = [network(source.batch(part).cpu().contiguous()) for part in torch.split(few, 100)]
+            return float(nn.functional.cross_entropy(torch.cat(pieces), source.y[few].cpu()))
+
+    last, remarks = job.history[-1], [*job.prepared.remarks, *job.remarks]
+    diverged = divergence(job.history, job.refusals, classes, chance, attacked, job.broken, first_loss)
+    if diverged is not None:
+        remarks.append(f"diverged: {diverged}")
+    elif not attacked and at_chance(last, classes, chance):
+        remarks.append(f"accuracy is no more than {GUESSING} ({chance:.2f} %): no sign of learning yet")
+    elif not attacked and (absurd := out_of_hand(last, classes, first_loss)) is not None:
+        remarks.append(absurd)
+    return diverged, remarks
+
+
+def backdoor_success(job: Job) -> dict[str, float | None] | None:
+    """How often test samples of other classes are taken for the target once they carry the trigger, in percent: by the
+    personal models that count, and by the common model if there is one; None without a backdoor."""
+    if job.adversary is None or not isinstance(job.adversary.attack, Backdoor):
+        return None
+    engine = Simulator(job.adversary.shown(job.site), type(job.method)(job.method.options), job.config.chunk)
+
+    def percent(correct: Any, count: Any) -> float:
+        right, of = correct[job.counted.ids].sum(), count[job.counted.ids].sum()
+        return float(100 * right / of) if of else math.nan
+
+    common = job.method.common()
+    everybody = percent(*engine.scored(job.fed.all.ids, common)) if common else None
+    return {"personal": percent(*job.evaluate(engine)[:2]), "global": everybody}
