@@ -34,7 +34,7 @@ from fedkin.deploy.wire import Parcel, pack, unpack
 from fedkin.deploy.worker import Worker
 from fedkin.engines.conduct import Register
 from fedkin.engines.rehearsal import most_bytes
-from fedkin.engines.remote import Bounds, Came, Delivery, Invalid, Remote, Terms, TooFew, believable
+from fedkin.engines.remote import Arrival, Bounds, Delivery, Invalid, Remote, Terms, TooFew, believable
 from fedkin.errors import DataError, FedKinError
 from fedkin.methods.ditto import Ditto
 from fedkin.rounds import comparable
@@ -563,11 +563,11 @@ def test_measurements_of_another_shape_count_for_nobody(wrong: Tensor) -> None:
 class Script:
     """A post whose sites answer as a test says: (client, time asked) to a delivery, a reason, or None for silence."""
 
-    def __init__(self, plan: Callable[[int, int], Came | None], absent: Sequence[int] = ()) -> None:
+    def __init__(self, plan: Callable[[int, int], Arrival | None], absent: Sequence[int] = ()) -> None:
         self.plan, self.absent, self.asked = plan, set(absent), dict[int, int]()
         self.sent: list[tuple[list[int], Mapping[str, object]]] = []
         self.bounds: list[Bounds] = []
-        self.due: dict[int, Came] = {}
+        self.due: dict[int, Arrival] = {}
         self.cancelled: list[int] = []
 
     def send(
@@ -582,7 +582,7 @@ class Script:
                 self.due[client] = found
         return {c: "it is not connected" for c in ids if c in self.absent}
 
-    def collect(self) -> dict[int, Came]:
+    def collect(self) -> dict[int, Arrival]:
         due, self.due = self.due, {}
         return due
 

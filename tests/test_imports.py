@@ -159,6 +159,16 @@ def test_a_site_is_put_together_in_one_place() -> None:
     assert {p.partition(":")[0] for p in places("make_job")} == {"rounds/assemble.py", "deploy/server.py"}
 
 
+def test_a_run_is_begun_and_restored_in_one_place() -> None:
+    """Simulations and the servers of real sites by the same code; a model that is exported is only read."""
+    assert places("restore") == ["deploy/server.py:resume_server", "runs/start.py:resume"]
+    assert places("begin") == ["deploy/server.py:run_server", "runs/start.py:start"]
+    assert {p.partition(":")[0] for p in places("Recorder.create")} == {"runs/start.py", "bench/overheads.py"}
+    assert {p.partition(":")[0] for p in places("checkpoint.load")} == {"runs/restore.py"}
+    assert set(places("sound_checkpoints")) == {"runs/restore.py:_put_back", "use/export.py:_restored"}
+    assert {p.partition(":")[0] for p in places("database.rewrite")} == {"runs/restore.py"}
+
+
 def test_a_second_place_is_found() -> None:
     tree = ast.parse("class A:\n    def f(self):\n        return Site(1)\nx = [a.Site(), Sites(), Site]\nSite()")
     assert calls(tree, "Site") == ["A.f", ""]

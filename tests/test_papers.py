@@ -453,7 +453,7 @@ def test_records_from_before_a_setting_was_added_still_count(mini: Paper, tmp_pa
 
 
 def test_a_copy_that_is_no_checkout_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkin.runs.recorder.git_state", lambda folder: None)
+    monkeypatch.setattr("fedkin.runs.facts.git_state", lambda folder: None)
     try:
         known = {"": "fedkin ", "0123456789abcdef01": "0123456789ab", "0123456789abcdef+": "0123456789ab+"}
         for told, said in known.items():

@@ -646,7 +646,7 @@ def test_python_objects_cannot_be_resumed_from_the_command_line(tmp_path: Path) 
 
 
 def test_a_run_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkin.runs.recorder.split_bytes", lambda job: 1 / 0)
+    monkeypatch.setattr("fedkin.runs.facts.split_bytes", lambda job: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         api.run("fedavg", **TINY, runs_dir=str(tmp_path / "new"))
     assert list((tmp_path / "new").iterdir()) == []  # nothing half-written stays

@@ -392,7 +392,7 @@ def test_a_checkpoint_that_does_not_fit_is_named_and_nothing_changes(how: str, t
         "width": r"'model' is \[3\] where this run has",
         "clients": "is of 2 clients",
         "name": "'__class__'",
-        "method": "KeyError",
+        "method": "it has no 'method'",
     }
     with pytest.raises(DataError, match=words[how]) as error:
         runs.resume(run)
@@ -554,7 +554,7 @@ def test_a_full_disk_stops_the_run_and_keeps_the_last_good_checkpoint(
 
 @pytest.mark.parametrize("what", ["run.json", "metrics.sqlite", "log.txt"])
 def test_whatever_cannot_be_written(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedkin.runs import database, recorder
+    from fedkin.runs import database, facts, recorder
 
     rounds: list[int] = []
 
@@ -576,8 +576,8 @@ def test_whatever_cannot_be_written(what: str, tmp_path: Path, monkeypatch: pyte
         real = database.Database.commit
         monkeypatch.setattr(database.Database, "commit", no_space)
     else:
-        real = recorder.now
-        monkeypatch.setattr(recorder, "now", no_space)
+        real = facts.now
+        monkeypatch.setattr(facts, "now", no_space)
     with pytest.raises(DiskFull, match=what):
         api.run("fedavg", **{**TINY, "checkpoint_every": 1}, runs_dir=str(tmp_path), on_event=hear)
     monkeypatch.undo()

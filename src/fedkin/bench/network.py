@@ -25,7 +25,7 @@ from fedkin.deploy.cluster import client_words, free_port, start, stop
 from fedkin.deploy.joining import TRAVELS
 from fedkin.deploy.server import OpenLink, Serving, prepare_deployed
 from fedkin.deploy.sites import Sites
-from fedkin.engines.remote import Bounds, Came, Delivery, Remote, Terms
+from fedkin.engines.remote import Arrival, Bounds, Delivery, Remote, Terms
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Watched:
         self.worked = {}
         return self.post.send(ids, message, fields, bounds)
 
-    def collect(self) -> dict[int, Came]:
+    def collect(self) -> dict[int, Arrival]:
         came = self.post.collect()
         self.worked |= {c: float(d.fields["seconds"]) for c, d in came.items() if isinstance(d, Delivery)}
         return came

@@ -175,6 +175,12 @@ class Measured(NamedTuple):
     total: np.ndarray[Any, Any]
     loss: np.ndarray[Any, Any]
 
+    @property
+    def accuracy(self) -> np.ndarray[Any, Any]:
+        """In percent; NaN for a client without test samples."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(100.0 * self.correct / self.total)
+
 
 class Engine(Protocol):
     """Where clients are, and how they are reached."""

@@ -31,10 +31,10 @@ from fedkin.rounds.assemble import Parts, make_job, make_site
 from fedkin.rounds.choices import network_of
 from fedkin.rounds.settings import idle, refuse
 from fedkin.runs import checkpoint
-from fedkin.runs.catalogue import runs_folder
 from fedkin.runs.folder import CHECKPOINTS, SITES, RunFolder
 from fedkin.runs.recorder import Recorder
-from fedkin.runs.start import check_same, follow, restore
+from fedkin.runs.restore import restore
+from fedkin.runs.start import begin, follow
 
 OF_THE_SITES = ("data", "data_dir", "partition", "samples_per_client", "quantity_skew")
 ONLY_SIMULATED = {"attack": "none", "drop": 0.0, "straggle": 0.0, "shift": None, "init": "seed"}
@@ -75,11 +75,10 @@ def run_server(
         engine = Remote(sites, [f.name for f in facts], serving.terms, link.checkpoints)
         job = prepare_deployed(config, facts, engine)
         _bound(link.link, job, serving)
-        with Recorder.create(runs_folder(config.runs_dir), job, job.config) as recorder:
+        with begin(job, job.config) as recorder:
             link.folder = recorder.folder
             link.folder.chmod(0o700)  # what the sites sent is nobody else's business
             (recorder.folder / SITES).write_text(json.dumps([f.plain() for f in facts]))
-            recorder.attach(job)
             least = min(len(facts), serving.least or count)
             return _serve(job, engine, sites, facts, recorder, serving, least, on_event, say, signals)
 
@@ -100,11 +99,8 @@ def resume_server(
         job = prepare_deployed(config, facts, engine)
         if info.prepared.get("split_hash") != job.prepared.split_hash:
             raise DataError(f"run {info.id!r}: its {SITES} is not the one it began with")
-        check_same(job, run)
-        marks = restore(job, run, say, np.array([train for train, _ in job.sizes], np.int64))
+        restore(job, run, recorder, say)
         _bound(link.link, job, serving)
-        recorder.resumed(job.fed.round)
-        recorder.attach(job, marks)
         least = serving.least or max(1, -(-len(facts) // 2))
         return _serve(job, engine, sites, facts, recorder, serving, least, on_event, say, signals)
 

@@ -19,7 +19,7 @@ from fedkin.core.federation import Each
 from fedkin.deploy.certificates import NAME
 from fedkin.deploy.link import Arrived, Link, Lost
 from fedkin.deploy.wire import HEADER, Transport, WireError, pack, unpack
-from fedkin.engines.remote import Bounds, Came, Delivery, Invalid
+from fedkin.engines.remote import Arrival, Bounds, Delivery, Invalid
 from fedkin.errors import DataError, FedKinError
 
 Say = Callable[[str], None]
@@ -357,9 +357,9 @@ class Sites:
                 self._calls[ticket] = client, limit
         return away
 
-    def collect(self) -> dict[int, Came]:
+    def collect(self) -> dict[int, Arrival]:
         self.tick()
-        came: dict[int, Came] = {}
+        came: dict[int, Arrival] = {}
         for found in self._link.pull(list(self._calls)) if self._calls else []:
             client, limit = self._calls.pop(found.ticket)
             if isinstance(found, Lost):
@@ -375,7 +375,7 @@ class Sites:
             del self._calls[ticket]
 
 
-def delivery(content: bytes, limit: int) -> Came:
+def delivery(content: bytes, limit: int) -> Arrival:
     """A reply as it came, made into values if those take no more than `limit` bytes."""
     try:
         parcel = unpack(content, limit)

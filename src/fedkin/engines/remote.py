@@ -83,7 +83,7 @@ class Invalid:
     reason: str
 
 
-Came = Delivery | Invalid | str
+Arrival = Delivery | Invalid | str
 """A delivery, rubbish, or why there will be no reply."""
 Rehearse = Callable[..., Spec | str]
 """(phase, message, round) to what one client's reply looks like, or why that cannot be known; see `Rehearsal`."""
@@ -97,7 +97,7 @@ class Post(Protocol):
     ) -> dict[int, str]:
         """One message for each; an `Each` holds one row for each of `ids`. Returns whom it cannot reach, and why."""
 
-    def collect(self) -> dict[int, Came]:
+    def collect(self) -> dict[int, Arrival]:
         """What has come since the last time."""
 
     def cancel(self, ids: Sequence[int]) -> None:

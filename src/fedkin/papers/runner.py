@@ -264,7 +264,7 @@ def device_name(device: str) -> str:
 def commit() -> str:
     """The revision of the source tree (with a + if it was changed since), else what FEDKIN_COMMIT says (for a copy
     that is no checkout), else the version."""
-    from fedkin.runs.recorder import git_state
+    from fedkin.runs.facts import git_state
     from fedkin.version import VERSION
 
     found = git_state(str(Path(__file__).parent))

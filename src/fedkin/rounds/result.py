@@ -151,11 +151,9 @@ class Result:
 def result_of(job: Job) -> Result:
     """What has come of a run so far."""
     with job.clock.counting("evaluating"):
-        correct, count, loss = job.evaluate()
+        measured = job.evaluate()
         rows, backdoor = _models(job), backdoor_success(job)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        accuracy = 100.0 * correct / count
-    columns = zip(job.site.names, accuracy.tolist(), loss.tolist(), job.sizes, count, correct, strict=True)
+    scores = zip(measured.accuracy.tolist(), *measured, strict=True)
     diverged, remarks = _remarks(job)
     return Result(
         method=job.config.method,
@@ -166,8 +164,10 @@ def result_of(job: Job) -> Result:
         best=max(comparable(job.history), key=lambda r: (r.accuracy.micro, -r.round)),
         history=job.history,
         per_client=[
-            ClientRecord(c, name, accuracy, mean, size[0], int(of), int(right))
-            for c, (name, accuracy, mean, size, of, right) in enumerate(columns)
+            ClientRecord(c, name, accuracy, float(loss), size[0], int(of), int(right))
+            for c, (name, size, (accuracy, right, of, loss)) in enumerate(
+                zip(job.site.names, job.sizes, scores, strict=True)
+            )
         ],
         exchanges=job.fed.exchanges,
         failures=job.fed.failures,

@@ -12,62 +12,23 @@ from typing import Any
 
 from fedkin.errors import DataError, unknown
 
+
+def _columns(text: str) -> dict[str, str]:
+    kinds = {"i": "INTEGER", "r": "REAL", "t": "TEXT"}
+    return {name: kinds[kind] for name, _, kind in (word.partition(":") for word in text.split())}
+
+
 TABLES: dict[str, dict[str, str]] = {
-    "rounds": {
-        "round": "INTEGER",
-        "final": "INTEGER",
-        "micro": "REAL",
-        "macro": "REAL",
-        "worst_decile": "REAL",
-        "std": "REAL",
-        "test_loss": "REAL",
-        "train_loss": "REAL",
-        "bytes_down": "INTEGER",
-        "bytes_up": "INTEGER",
-        "seconds": "REAL",
-        "participants": "INTEGER",
-        "failed": "INTEGER",
-        "removed": "INTEGER",
-        "client_steps": "INTEGER",
-        "training": "REAL",
-        "evaluating": "REAL",
-        "writing": "REAL",
-        "wall": "REAL",
-        "judged": "INTEGER",
-        "judgeable": "INTEGER",
-        "lr": "REAL",
-    },
-    "clients": {
-        "round": "INTEGER",
-        "final": "INTEGER",
-        "client": "INTEGER",
-        "name": "TEXT",
-        "correct": "INTEGER",
-        "count": "INTEGER",
-        "accuracy": "REAL",
-        "loss": "REAL",
-    },
-    "exchanges": {
-        "id": "INTEGER",
-        "round": "INTEGER",
-        "phase": "TEXT",
-        "asked": "INTEGER",
-        "answered": "INTEGER",
-        "bytes_down": "INTEGER",
-        "bytes_up": "INTEGER",
-        "seconds": "REAL",
-    },
-    "traffic": {
-        "round": "INTEGER",
-        "phase": "TEXT",
-        "exchange": "INTEGER",
-        "client": "INTEGER",
-        "bytes_down": "INTEGER",
-        "bytes_up": "INTEGER",
-        "seconds": "REAL",
-    },
-    "events": {"round": "INTEGER", "phase": "TEXT", "client": "INTEGER", "kind": "TEXT", "reason": "TEXT"},
-    "notes": {"round": "INTEGER", "name": "TEXT", "value": "TEXT"},
+    "rounds": _columns(
+        "round:i final:i micro:r macro:r worst_decile:r std:r test_loss:r train_loss:r bytes_down:i bytes_up:i "
+        "seconds:r participants:i failed:i removed:i client_steps:i training:r evaluating:r writing:r wall:r judged:i "
+        "judgeable:i lr:r"
+    ),
+    "clients": _columns("round:i final:i client:i name:t correct:i count:i accuracy:r loss:r"),
+    "exchanges": _columns("id:i round:i phase:t asked:i answered:i bytes_down:i bytes_up:i seconds:r"),
+    "traffic": _columns("round:i phase:t exchange:i client:i bytes_down:i bytes_up:i seconds:r"),
+    "events": _columns("round:i phase:t client:i kind:t reason:t"),
+    "notes": _columns("round:i name:t value:t"),
 }
 FIRST = {"rounds": 15}
 """How many columns a table had in the first version: later ones come after these, and may be missing in an old file."""

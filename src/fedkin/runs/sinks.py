@@ -222,10 +222,8 @@ class Sinks:
     def round(self, job: Job, record: RoundRecord | None) -> None:
         if not self._sinks or record is None or job.measured is None:
             return
-        found = job.measured
-        with np.errstate(invalid="ignore", divide="ignore"):
-            each = 100.0 * found.correct / found.total
-        clients = [ClientScore(c, name, float(each[c]), float(found.loss[c])) for c, name in enumerate(job.site.names)]
+        columns = zip(job.site.names, job.measured.accuracy.tolist(), job.measured.loss.tolist(), strict=True)
+        clients = [ClientScore(c, name, accuracy, loss) for c, (name, accuracy, loss) in enumerate(columns)]
         self._each(lambda sink: sink.round(record, clients))
 
     def finish(self, result: Result) -> None:

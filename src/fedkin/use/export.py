@@ -18,7 +18,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -89,8 +88,10 @@ def _restored(folder: RunFolder) -> tuple[Result, Dataset]:
     """The result as far as the newest sound checkpoint goes, and the data it was had from."""
     from fedkin.rounds import load_data, prepare
     from fedkin.runs import checkpoint
+    from fedkin.runs.folder import CHECKPOINTS
+    from fedkin.runs.restore import sound_checkpoints
 
-    info, place = folder.info, folder.path / "checkpoints"
+    info = folder.info
     if info.objects:
         raise UsageError(
             f"run {info.id!r} was given its {', '.join(info.objects)} as Python objects, which are not in "
@@ -98,20 +99,17 @@ def _restored(folder: RunFolder) -> tuple[Result, Dataset]:
         )
     if info.config.get("data") == "sites":
         raise UsageError(f"run {info.id!r} was a deployment: each site has its own model, as personal.safetensors")
-    found = checkpoint.names(place)
-    if not found:
+    if not checkpoint.names(folder.path / CHECKPOINTS):
         raise DataError(f"run {info.id!r} has no checkpoint, so no models; run it with --checkpoint-every 1")
     job = prepare(info.configuration(), admitted=True)
     if job.prepared.split_hash != info.prepared.get("split_hash"):
         raise DataError(f"run {info.id!r}: its data or their split are not what they were; restore the data")
-    samples = np.array([len(part) for part in job.site.parts["train"]], np.int64)
-    for name in found:
-        try:
-            job.restore(checkpoint.load(place, name, job.site.source.device, samples)["job"])
-            return job.result(), load_data(job.config)[0]
-        except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
-            why = error
-    raise DataError(f"run {info.id!r}: no sound checkpoint is left ({why})")
+    passed: list[str] = []
+    sound = next(sound_checkpoints(job, folder, passed.append), None)
+    if sound is None:
+        raise DataError(f"run {info.id!r}: no sound checkpoint is left ({passed[-1]})")
+    sound.put()
+    return job.result(), load_data(job.config)[0]
 
 
 def from_result(

@@ -1,0 +1,90 @@
+"""What a run knows as rows of the tables of its metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkin.core.federation import Exchange, Note, Traffic
+from fedkin.core.notes import kind_of
+from fedkin.rounds import Job, RoundRecord
+from fedkin.runs.database import TABLES
+
+Row = tuple[Any, ...]
+
+
+def of_columns(table: str, values: Mapping[str, Any]) -> Row:
+    return tuple(values[column] for column in TABLES[table])
+
+
+def round_row(record: RoundRecord) -> Row:
+    return of_columns("rounds", {**vars(record), **asdict(record.accuracy), "final": int(record.final)})
+
+
+def client_rows(job: Job, record: RoundRecord) -> Iterator[Row]:
+    """How each client's personal model did when it was evaluated for this record."""
+    if job.measured is None:
+        return
+    columns = zip(job.site.names, *(column.tolist() for column in (*job.measured, job.measured.accuracy)), strict=True)
+    for client, (name, right, of, loss, accuracy) in enumerate(columns):
+        yield record.round, int(record.final), client, name, int(right), int(of), accuracy, loss if of else math.nan
+
+
+def exchange_row(number: int, exchange: Exchange, last: int) -> Row:
+    return of_columns("exchanges", {**vars(exchange), "id": number, "round": min(exchange.round + 1, last)})
+
+
+def traffic_rows(number: int, exchange: Exchange, traffic: Traffic, last: int) -> Iterator[Row]:
+    at, columns = min(exchange.round + 1, last), (traffic.bytes_down, traffic.bytes_up, traffic.seconds)
+    for row in zip(traffic.clients.tolist(), *columns, strict=True):
+        yield at, exchange.phase, number, *row
+
+
+def note_row(note: Note, last: int) -> Row:
+    return min(note.round + 1, last), note.name, json.dumps(plain(note.value))
+
+
+def verdict_rows(note: Note, last: int) -> list[Row]:
+    return [(min(note.round + 1, last), "", *found) for found in kind_of(note.name).events(note.value)]
+
+
+def removal_row(job: Job, client: int, round: int) -> Row:
+    why = job.fed.why_removed.get(client, f"by {job.config.method}")
+    return min(round + 1, job.config.rounds), "", client, "removed", why
+
+
+def remembered(job: Job) -> dict[str, list[Row]]:
+    """The tables as far as the job itself remembers them: not how each client did in past rounds, nor its traffic."""
+    fed, last = job.fed, job.config.rounds
+    events: list[Row] = [(min(f.round + 1, last), f.phase, f.client, "failed", f.reason) for f in fed.failures]
+    events += [row for note in fed.notes for row in verdict_rows(note, last)]
+    events += [removal_row(job, client, round) for client, round in fed.removed.items()]
+    return {
+        "rounds": [round_row(r) for r in job.history],
+        "exchanges": [exchange_row(i, e, last) for i, e in enumerate(fed.exchanges, start=1)],
+        "notes": [note_row(note, last) for note in fed.notes],
+        "events": sorted(events, key=lambda row: row[0]),
+    }
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it: tensors and arrays as nested lists, what is not a number as null."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().tolist()
+    elif isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, Sequence | set | frozenset):
+        return [plain(v) for v in value]
+    return str(value)

@@ -1,0 +1,183 @@
+"""Back to where a run was: one way, for a simulation and for the server of real sites.
+
+A damaged checkpoint is passed over for the one before it, and metrics that are damaged, or behind every checkpoint, are
+written anew from what the run remembers; both are said. A sound checkpoint that is not of this very run is an error
+that names what differs. All of that is known before anything changes, in the job or in the folder."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkin.errors import DataError
+from fedkin.rounds import Job
+from fedkin.rounds.memory import restoring
+from fedkin.runs import checkpoint, database
+from fedkin.runs.checkpoint import writing
+from fedkin.runs.entries import remembered
+from fedkin.runs.facts import fingerprint, first_weights
+from fedkin.runs.folder import CHECKPOINTS, METRICS, RunFolder
+from fedkin.runs.recorder import Recorder
+from fedkin.version import VERSION
+
+Say = Callable[[str], None]
+Marks = dict[str, int]  # where the tables end
+
+
+def restore(job: Job, run: RunFolder, recorder: Recorder, say: Say) -> None:
+    """A job that was prepared anew to where the run of this folder was; the recorder listens to it from there on.
+
+    Of a finished run nothing more is to be written."""
+    check_same(job, run)
+    _check_versions(run, say)
+    marks, mended = _put_back(job, run, say)
+    if run.info.status == "finished":
+        return
+    with job.clock.counting("writing"):
+        recorder.resumed(job.fed.round)
+        recorder.attach(job, marks)
+        if mended and job.fed.round:  # the checkpoint on the disk still counts the rows of the tables that are gone
+            recorder.checkpoint(job)
+
+
+def check_same(job: Job, run: RunFolder) -> None:
+    """An error that names what differs, unless this job is the one that the run is of."""
+    before, now = run.info.prepared, job.prepared
+    known, first = before.get("data_hash"), before.get("model_hash")
+    if before.get("split_hash") != now.split_hash:
+        why = (
+            f"its data or their split changed (split {now.split_hash[:12]} now, {str(before.get('split_hash'))[:12]} "
+            "then); restore the data, or start a new run"
+        )
+    elif before.get("parameters") != now.parameters:
+        why = f"the model has {now.parameters} parameters, not {before.get('parameters')} as then"
+    elif first is not None and first != first_weights(job):
+        why = "the network's first weights are not those it began with; give the network as it was given then"
+    elif known is not None and known != fingerprint(job):
+        why = f"the samples of {job.config.data!r} changed since it began"
+    else:
+        return
+    raise DataError(f"run {run.info.id!r} cannot go on: {why}")
+
+
+def _check_versions(run: RunFolder, say: Say) -> None:
+    then, now = run.info.environment, {"fedkin": VERSION, "torch": torch.__version__}
+    other = [f"{k} {then.get(k)} then, {v} now" for k, v in now.items() if then.get(k) not in (None, v)]
+    if other:
+        say(f"other versions ({'; '.join(other)}): the result may differ in the last digits")
+    if run.info.config.get("way") == "compiled":
+        say("the run was begun with way=compiled, which was removed: it goes on with way=auto")
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A checkpoint that can be read and is of this run."""
+
+    name: str
+    marks: Marks
+    finished: bool  # whether the run was, then
+    put: Callable[[], None]  # the job to where it was then
+
+
+def sound_checkpoints(job: Job, run: RunFolder, say: Say) -> Iterator[Sound]:
+    """The newest first. Those that are damaged are passed over and said; one that is not of this run is an error."""
+    samples = np.array([train for train, _ in job.sizes], np.int64)
+    for name in checkpoint.names(run.path / CHECKPOINTS):
+        try:
+            state = checkpoint.load(run.path / CHECKPOINTS, name, job.site.source.device, samples)
+            marks, saved = {t: int(state["marks"][t]) for t in database.TABLES}, state["job"]
+            if not isinstance(saved, dict):
+                raise DataError("it holds no state")
+        except (DataError, KeyError, TypeError, ValueError) as error:
+            say(f"checkpoint {name} is damaged ({error}): going back to the one before")
+            continue
+        where, of = f"run {run.info.id!r} cannot go on from its checkpoint {name}", state.get("run")
+        if of is not None and of != run.info.raw.get("id"):
+            raise DataError(f"{where}: that is of run {str(of)[:100]!r}; nothing was changed")
+        try:
+            yield Sound(name, marks, bool(saved.get("finished")), restoring(job, saved))
+        except DataError as error:
+            raise DataError(f"{where}, which does not fit ({error}): nothing was changed; start a new run") from None
+
+
+def _put_back(job: Job, run: RunFolder, say: Say) -> tuple[Marks, bool]:
+    """Where the tables of the metrics end, and whether they had to be written anew."""
+    folder, reached = run.path / CHECKPOINTS, None
+    chosen = newest = None
+    for found in sound_checkpoints(job, run, say):
+        if newest is None:
+            newest, reached = found, _reached(run, say)
+        if reached is None or all(reached[t] >= found.marks[t] for t in database.TABLES):
+            chosen = found
+            break
+        say(
+            f"checkpoint {found.name} is ahead of the metrics database, which misses rows: going back to the one before"
+        )
+    if newest is None:
+        return _from_the_first_round(run, say)
+    state = chosen or newest
+    if run.info.status == "finished" and not state.finished:
+        raise DataError(f"run {run.info.id!r} is finished, but the models in its last checkpoint are gone")
+    state.put()
+    mended = reached is None or chosen is None
+    marks = _rewrite_metrics(job, run, say) if mended else state.marks
+    for name in checkpoint.names(folder):  # newer ones were passed over; older ones count rows that were then
+        if name == state.name:
+            if not mended:
+                break
+        else:
+            checkpoint.remove(folder, name)
+    checkpoint.tidy(folder)
+    return marks, mended
+
+
+def _from_the_first_round(run: RunFolder, say: Say) -> tuple[Marks, bool]:
+    damaged = checkpoint.names(run.path / CHECKPOINTS)
+    if run.info.status == "finished":
+        raise DataError(f"run {run.info.id!r} is finished, but the models in its last checkpoint are gone")
+    if damaged and run.info.deployed:
+        raise DataError(
+            f"run {run.info.id!r}: no checkpoint is sound, and sites that begin again would lose what they "
+            "keep; bring the files back from a backup, or start a new run"
+        )
+    no_metrics = _reached(run, say) is None
+    for name in damaged:
+        checkpoint.remove(run.path / CHECKPOINTS, name)
+    checkpoint.tidy(run.path / CHECKPOINTS)
+    if no_metrics:
+        database.rewrite(run.path / METRICS, {})
+    say("no sound checkpoint: starting again from the first round")
+    return dict.fromkeys(database.TABLES, 0), no_metrics
+
+
+def _reached(run: RunFolder, say: Say) -> Marks | None:
+    """How far the tables go; None: the metrics are damaged or gone."""
+    try:
+        base = database.Database(run.path / METRICS)
+        try:
+            base.check()
+            return base.marks()
+        finally:
+            base.close()
+    except sqlite3.Error as error:
+        say(f"the metrics database is damaged ({error}): it is written anew")
+        return None
+
+
+def _rewrite_metrics(job: Job, run: RunFolder, say: Say) -> Marks:
+    """New metrics: what the job remembers, and of the clients' own rows what the old file still gives."""
+    path, done, exchanges = run.path / METRICS, job.fed.round, len(job.fed.exchanges)
+    tables: dict[str, list[tuple[Any, ...]]] = remembered(job)
+    evaluated = {(r.round, int(r.final)) for r in job.history}
+    tables["clients"] = [row for row in database.salvage(path, "clients") if row[:2] in evaluated]
+    tables["traffic"] = [row for row in database.salvage(path, "traffic") if row[2] <= exchanges]
+    lost = len(evaluated - {row[:2] for row in tables["clients"]})
+    gone = f"; how single clients did in {lost} of {len(evaluated)} evaluated rounds is lost" if lost else ""
+    say(f"the metrics up to round {done} are as the checkpoint remembers them{gone}")
+    with writing(path):
+        return database.rewrite(path, tables)
