@@ -19,8 +19,9 @@ from fedkin.compute.draws import normal
 from fedkin.config import make_config
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Note
+from fedkin.engines.simulator import Simulator
 from fedkin.errors import UsageError
-from fedkin.methods import METHODS
+from fedkin.methods import METHODS, Method
 from fedkin.robust import RULES, Adversary, Desk, Rates, Verdict, Watched, detection, make_attack, verdicts_of
 from fedkin.robust.attacks import Adaptive, Backdoor
 from fedkin.robust.root import root_set
@@ -57,7 +58,8 @@ def result_of(**settings: Any) -> Result:
 
 
 def common_accuracy(job: Job) -> float:
-    right, count = job.engine.scored(job.fed.all.ids, job.method.common())
+    common, engine = job.method.common(), Simulator(job.site, Method())
+    right, count, _ = engine.measured(job.fed.all.ids, "report", lambda ids: common, 0)[0]
     return float(100 * right.sum() / count.sum())
 
 

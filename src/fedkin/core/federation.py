@@ -18,22 +18,18 @@ from torch import Tensor
 
 from fedkin.compute import keys
 from fedkin.core import notes
-from fedkin.core.messages import (
-    Answer,
-    Clients,
-    Each,
-    Masked,
-    NotFinite,
-    Reply,
-    Spec,
-    difference,
-    each,
-    for_some,
-    gate,
-    spec_of,
-    tensor_of,
-    wire_bytes,
-)
+from fedkin.core.messages import Answer as Answer
+from fedkin.core.messages import Clients as Clients
+from fedkin.core.messages import Each as Each
+from fedkin.core.messages import Masked as Masked
+from fedkin.core.messages import NotFinite, for_some, tensor_of
+from fedkin.core.messages import Reply as Reply
+from fedkin.core.messages import Spec as Spec
+from fedkin.core.messages import difference as difference
+from fedkin.core.messages import each as each
+from fedkin.core.messages import gate as gate
+from fedkin.core.messages import spec_of as spec_of
+from fedkin.core.messages import wire_bytes as wire_bytes
 from fedkin.errors import DataError, FedKinError
 
 
@@ -90,9 +86,11 @@ class Replies:
         values: Mapping[str, Tensor],
         masks: Mapping[str, Tensor],
         average: Average,
+        note: Callable[[notes.Kind, Any], None] = lambda kind, value: None,
         not_finite: Clients | None = None,
     ) -> None:
-        self.clients, self._values, self._masks, self._average = clients, dict(values), dict(masks), average
+        self.clients, self._values, self._masks = clients, dict(values), dict(masks)
+        self._average, self._note = average, note
         # who sent values that are not finite: failed like others and not among `clients`, but known by name
         self.not_finite = clients[:0] if not_finite is None else not_finite
 
@@ -115,22 +113,23 @@ class Replies:
 
     def only(self, chosen: Tensor) -> Replies:
         """The replies of some of the clients (bool [K]): what the average leaves out, no rule gets to see."""
-        values = {k: v[chosen.to(v.device)] for k, v in self._values.items()}
-        masks = {k: m[chosen.to(m.device)] for k, m in self._masks.items()}
-        clients: Clients = self.clients[chosen]
-        average = self._average.among(clients) if isinstance(self._average, Noted) else self._average
-        return Replies(clients, values, masks, average, self.not_finite)
+        values, masks = ({k: v[chosen.to(v.device)] for k, v in of.items()} for of in (self._values, self._masks))
+        return Replies(self.clients[chosen], values, masks, self._average, self._note, self.not_finite)
 
     def mean(self, name: str, otherwise: Tensor, weights: Tensor | None = None) -> Tensor:
         """The average over clients, by training samples unless `weights` are given; `otherwise` if nobody answered."""
         if not len(self):
             return otherwise
-        rows = self[name]
-        return self._average(rows, (self.samples if weights is None else weights).to(rows.device), otherwise)
+        return self.combine(self[name], otherwise, self.samples if weights is None else weights)
 
     def combine(self, rows: Tensor, otherwise: Tensor, weights: Tensor) -> Tensor:
-        """`mean` of rows that the server has made from the replies, one for each client that answered."""
-        return self._average(rows, weights.to(rows.device), otherwise)
+        """`mean` of rows that the server has made from the replies, one for each client that answered. A rule that
+        says whom it left out is written down."""
+        row = self._average(rows, weights.to(rows.device), otherwise)
+        used = getattr(getattr(self._average, "last", None), "used", None)
+        if used is not None and len(used) == len(self.clients):
+            self._note(notes.USED, {"clients": self.clients.ids.tolist(), "used": used.cpu().tolist()})
+        return row
 
 
 class Average(Protocol):
@@ -143,25 +142,6 @@ def weighted_mean(rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
     """sum_k w_k row_k / sum_k w_k."""
     share = weights.to(rows.dtype)
     return (share / share.sum()) @ rows
-
-
-@dataclass(frozen=True)
-class Noted:
-    """An average over rows of these clients; a rule that says whom it left out is written down."""
-
-    average: Average
-    clients: Clients
-    note: Callable[[str | notes.Kind, Any], None]
-
-    def __call__(self, rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
-        row = self.average(rows, weights, start)
-        used = getattr(getattr(self.average, "last", None), "used", None)
-        if used is not None and len(used) == len(self.clients):
-            self.note(notes.USED, {"clients": self.clients.ids.tolist(), "used": used.cpu().tolist()})
-        return row
-
-    def among(self, clients: Clients) -> Noted:
-        return Noted(self.average, clients, self.note)
 
 
 Messages = Callable[[keys.I64], Mapping[str, object]]
@@ -357,7 +337,7 @@ class Federation:
                 "the run stops because on_failure=stop (drop: go on without such a client)"
             )
         not_finite = Clients([c for c, why in reasons.items() if isinstance(why, NotFinite)], self._samples)
-        return Replies(answered, values, masks, Noted(self._average, answered, self.note), not_finite)
+        return Replies(answered, values, masks, self._average, self.note, not_finite)
 
 
 def _traffic(
@@ -396,32 +376,3 @@ def _unpack(answer: Answer, good: np.ndarray[Any, Any]) -> tuple[dict[str, Tenso
         else:
             up += wire_bytes(kept[0]) if len(up) else 0
     return values, masks, up
-
-
-__all__ = [
-    "Answer",
-    "Average",
-    "Clients",
-    "Each",
-    "Engine",
-    "Exchange",
-    "Failure",
-    "Faults",
-    "Federation",
-    "Masked",
-    "Measured",
-    "Messages",
-    "Note",
-    "Replies",
-    "Reply",
-    "Spec",
-    "Tamper",
-    "Traffic",
-    "Watcher",
-    "difference",
-    "each",
-    "gate",
-    "spec_of",
-    "weighted_mean",
-    "wire_bytes",
-]

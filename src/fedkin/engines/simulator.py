@@ -53,15 +53,6 @@ class Simulator:
         rows, threads = LOOKED_AT[self.site.source.device.type] // (4 * max(self.site.layout.width, 1)), cores()
         return max(rows // threads, 2) * threads  # as much for each thread
 
-    def scored(self, ids: keys.I64, parts: Mapping[str, Tensor]) -> tuple[keys.I64, keys.I64]:
-        """Test samples that one model for all, given by its parts, gets right at each client, and how many it has."""
-        found = []
-        for _, some in pieces(ids, self.looks_at):
-            cohort = Cohort(self.site, some, 0, "scored")
-            found.append(cohort.evaluate(cohort.rows(**parts)))
-        right, count = (torch.cat([getattr(f, n).sum(1) for f in found]).cpu().numpy() for n in ("correct", "count"))
-        return right.astype(np.int64), count.astype(np.int64)
-
     def measured(self, ids: keys.I64, report: str, messages: Messages, round: int) -> tuple[Measured, dict[int, str]]:
         """The models themselves are let go of as soon as they have been evaluated."""
         found: dict[str, Tensor] = {}

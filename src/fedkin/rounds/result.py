@@ -17,6 +17,7 @@ from fedkin.config import Config
 from fedkin.core.federation import Exchange, Failure, Note
 from fedkin.engines.simulator import Simulator
 from fedkin.errors import UsageError, unknown
+from fedkin.methods import Method
 from fedkin.models import Ready, Samples
 from fedkin.robust import Adversary, Backdoor, Detection, detection, verdicts_of
 from fedkin.rounds import footprint, inference
@@ -41,6 +42,10 @@ class Rows:
         if not 0 <= client < self.clients:
             raise IndexError(client)
         return self.make(client)
+
+
+OF_THE_RUN = ("method", "options", "seed", "malicious", "remarks", "run")
+AS_IT_IS = (*OF_THE_RUN, "bytes", "seconds", "wall", "times", "diverged", "backdoor")  # in `to_dict`
 
 
 @dataclass(eq=False)
@@ -112,36 +117,23 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as `--json` prints them."""
-        found = self.detection
+        found, best = self.detection, self.best
         return {
-            "method": self.method,
-            "options": self.options,
-            "seed": self.seed,
+            **{name: getattr(self, name) for name in AS_IT_IS},
             "accuracy": asdict(self.accuracy),
-            "best": {"round": self.best.round, **asdict(self.best.accuracy)},
+            "best": {"round": best.round, **asdict(best.accuracy)},
             "per_client": [asdict(c) for c in self.per_client],
             "history": [asdict(r) for r in self.history],
-            "bytes": self.bytes,
-            "seconds": self.seconds,
-            "wall": self.wall,
-            "times": self.times,
-            "diverged": self.diverged,
             "removed": {str(c): r for c, r in self.removed.items()},
             "failed": [asdict(f) for f in self.failures],
-            "malicious": self.malicious,
             "detection": None if found is None else asdict(found.overall),
             "detection_rounds": None if found is None else {str(r + 1): asdict(v) for r, v in found.rounds.items()},
-            "backdoor": self.backdoor,
             "gone": {} if found is None else {str(c): None if r is None else r + 1 for c, r in found.gone.items()},
             "config": self.config.to_dict(),
             "split": self.prepared.split_hash,
-            "eval_point": self.prepared.eval_point,
-            "device": self.prepared.device,
-            "precision": self.prepared.precision,
+            **{name: getattr(self.prepared, name) for name in ("eval_point", "device", "precision")},
             "ways": sorted(set(self.ways.values())),
-            "remarks": self.remarks,
             "memory": dict(self.memory),
-            "run": self.run,
         }
 
 
@@ -241,12 +233,13 @@ def backdoor_success(job: Job) -> dict[str, float | None] | None:
     personal models that count, and by the common model if there is one; None without a backdoor."""
     if job.adversary is None or not isinstance(job.adversary.attack, Backdoor):
         return None
-    engine = Simulator(job.adversary.shown(job.site), type(job.method)(job.method.options), job.config.chunk)
+    shown, common = job.adversary.shown(job.site), job.method.common()
+    personal = job.evaluate(Simulator(shown, type(job.method)(job.method.options), job.config.chunk))
+    as_received = Simulator(shown, Method(), job.config.chunk)
 
     def percent(correct: Any, count: Any) -> float:
         right, of = correct[job.counted.ids].sum(), count[job.counted.ids].sum()
         return float(100 * right / of) if of else math.nan
 
-    common = job.method.common()
-    everybody = percent(*engine.scored(job.fed.all.ids, common)) if common else None
-    return {"personal": percent(*job.evaluate(engine)[:2]), "global": everybody}
+    everybody = as_received.measured(job.fed.all.ids, "report", lambda ids: common, 0)[0] if common else None
+    return {"personal": percent(*personal[:2]), "global": percent(*everybody[:2]) if everybody is not None else None}

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from fedkin.config import LATER
 from fedkin.errors import DataError, UsageError
 from fedkin.runs.folder import NAME, RunFolder, RunInfo, check_name
 
@@ -106,7 +107,7 @@ def diff(a: RunInfo, b: RunInfo) -> dict[str, dict[str, tuple[Any, Any]]]:
         return {k: (one.get(k), two.get(k)) for k in keys if one.get(k) != two.get(k)}
 
     def settings(info: RunInfo) -> dict[str, Any]:
-        flat = {k: v for k, v in info.config.items() if k not in ("options", "runs_dir")}
+        flat = {k: v for k, v in {**LATER, **info.config}.items() if k not in ("options", "runs_dir")}
         return {**flat, **{f"options.{k}": v for k, v in info.options.items()}}
 
     def outcome(info: RunInfo) -> dict[str, Any]:

@@ -24,24 +24,13 @@ from torch import Tensor
 
 from fedkin.errors import DataError, FedKinError
 from fedkin.runs.folder import read_json
-from fedkin.runs.tree import Packer, Unpacker
+from fedkin.runs.tree import DTYPES, Packer, Unpacker
 
 KEEP = 2
 NAME = re.compile(r"round-(\d{6,9})|final")
-KINDS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.bool: "BOOL",
+KINDS = {  # as safetensors calls them
+    kind: {"bool": "BOOL", "bfloat16": "BF16"}.get(name, name[0].upper() + re.sub(r"\D", "", name))
+    for name, kind in DTYPES.items()
 }
 
 
@@ -54,14 +43,12 @@ def writing(what: str | Path) -> Iterator[None]:
     """Says in words why something could not be written."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, sqlite3.Error) as error:
+        no_room = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = no_room or (isinstance(error, sqlite3.Error) and "full" in str(error))
+        if full:
             raise DiskFull(f"the disk is full: {what} could not be written") from error
-        raise FedKinError(f"{what} could not be written: {error.strerror or error}") from error
-    except sqlite3.Error as error:
-        if "full" in str(error):
-            raise DiskFull(f"the disk is full: {what} could not be written") from error
-        raise FedKinError(f"{what} could not be written: {error}") from error
+        raise FedKinError(f"{what} could not be written: {getattr(error, 'strerror', None) or error}") from error
 
 
 def replace_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:

@@ -6,7 +6,8 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,18 +122,22 @@ class Database:
         self._base.close()
 
 
+@contextmanager
+def _reading(path: Path, patience: float) -> Iterator[sqlite3.Connection]:
+    """A file that may be anybody's: nothing in it is run."""
+    base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=patience)
+    try:
+        base.execute("PRAGMA trusted_schema=OFF")
+        yield base
+    finally:
+        base.close()
+
+
 def salvage(path: Path, table: str) -> list[tuple[Any, ...]]:
     """The rows of a damaged file's table up to the first that cannot be read."""
     rows: list[tuple[Any, ...]] = []
-    try:
-        base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BRIEF)
-        try:
-            base.execute("PRAGMA trusted_schema=OFF")
-            rows.extend(base.execute(f"SELECT {', '.join(TABLES[table])} FROM {table} ORDER BY rowid"))
-        finally:
-            base.close()
-    except (sqlite3.Error, UnicodeDecodeError, OverflowError):
-        pass
+    with suppress(sqlite3.Error, UnicodeDecodeError, OverflowError), _reading(path, BRIEF) as base:
+        rows.extend(base.execute(f"SELECT {', '.join(TABLES[table])} FROM {table} ORDER BY rowid"))
     return rows
 
 
@@ -173,14 +178,11 @@ def read_table(
         raise DataError(f"{path} is missing or not a plain file")
     conditions = " AND ".join(f"{c} IS ?" for c in where) if where else "1"
     rest = f"WHERE {conditions} ORDER BY rowid LIMIT {MOST_ROWS}"
-    values = list((where or {}).values())
     try:
-        rows = _query(path, name, ", ".join(wanted), rest, values)
+        rows = _query(path, name, ", ".join(wanted), rest, list((where or {}).values()))
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise unreadable(path, error) from None
-    return {
-        c: list(found) for c, found in zip(wanted, zip(*rows, strict=True) if rows else [()] * len(wanted), strict=True)
-    }
+    return {column: [row[i] for row in rows] for i, column in enumerate(wanted)}
 
 
 def source_of(base: sqlite3.Connection, file: str, name: str) -> str:
@@ -206,14 +208,9 @@ def unreadable(path: Path, error: Exception) -> DataError:
 
 
 def _query(path: Path, name: str, columns: str, rest: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-    base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=PATIENCE)
-    try:
-        base.execute("PRAGMA trusted_schema=OFF")
+    with _reading(path, PATIENCE) as base:
         base.execute("PRAGMA query_only=ON")
-        kind = base.execute("SELECT type FROM sqlite_master WHERE name = ?", (name,)).fetchall()
-        if kind != [("table",)]:
+        if base.execute("SELECT type FROM sqlite_master WHERE name = ?", (name,)).fetchall() != [("table",)]:
             raise DataError(f"{path} has no table {name!r}")
         query = f"SELECT {columns} FROM {source_of(base, path.name, name)} {rest}"
         return base.execute(query, values).fetchall()
-    finally:
-        base.close()

@@ -135,31 +135,22 @@ def first_weights(job: Job) -> str:
 
 
 def prepared_facts(job: Job) -> dict[str, Any]:
-    p = job.prepared
+    told = ("clients", "classes", "split_hash", "parameters", "eval_point", "device", "precision")
     own = {} if job.config.model in MODELS else {"model_hash": first_weights(job)}
-    return {
-        "clients": p.clients,
-        "classes": p.classes,
-        "split_hash": p.split_hash,
-        "parameters": p.parameters,
-        "eval_point": p.eval_point,
-        "device": p.device,
-        "precision": p.precision,
-        "data_hash": fingerprint(job),
-        **own,
-        "needed": p.needed.to_dict() if p.needed is not None else None,
-    }
+    needed = job.prepared.needed.to_dict() if job.prepared.needed is not None else None
+    return {**{k: getattr(job.prepared, k) for k in told}, "data_hash": fingerprint(job), **own, "needed": needed}
 
 
 def environment(job: Job) -> dict[str, Any]:
+    device = job.prepared.device
     return {
         "fedkin": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "platform": platform.platform(),
-        "device": job.prepared.device,
-        "gpu": torch.cuda.get_device_name(job.prepared.device) if job.prepared.device.startswith("cuda") else None,
+        "device": device,
+        "gpu": torch.cuda.get_device_name(device) if device.startswith("cuda") else None,
         "precision": job.prepared.precision,
         "threads": torch.get_num_threads(),
         "git": git_state(os.getcwd()),

@@ -35,6 +35,21 @@ RUN, METRICS, SPLIT, LOG, CHECKPOINTS, REPORT, SITES = (
     "sites.json",
 )
 PARTS = ("train", "validation", "test")
+ACCURACIES = ("micro", "macro", "worst_decile", "std")
+IN_LISTS: tuple[str, ...] = (
+    "id",
+    "identity",
+    "status",
+    "created",
+    "updated",
+    "error",
+    "method",
+    "data",
+    "attack",
+    "seed",
+    "rounds_done",
+)
+IN_LISTS += ("accuracy", "bytes", "seconds", "wall", "diverged")
 
 
 def check_name(name: str) -> str:
@@ -104,36 +119,28 @@ class RunInfo:
         raw = read_json(folder / RUN)
         if raw.get("format") != FORMAT:
             raise DataError(f"{RUN} has format {str(raw.get('format'))[:20]!r}; this version reads {FORMAT}")
-        take = _Taker(raw)
-        status = take("status", str)
+        status = _taken(raw, "status", str)
         if status not in STATUSES:
             raise DataError(f"{RUN}: status {status[:40]!r} is none of {', '.join(STATUSES)}")
         stale = status == "running" and not is_alive(folder)
-        names, malicious = take("names", list), take("malicious", list)
-        if not all(isinstance(n, str) for n in names) or not all(isinstance(m, int) for m in malicious):
+        texts = {k: _taken(raw, k, str) for k in ("created", "updated", "identity")}
+        tables = {k: _taken(raw, k, dict) for k in ("config", "options", "environment", "prepared")}
+        lists = {k: _taken(raw, k, list) for k in ("names", "malicious")}
+        if not all(isinstance(n, str) for n in lists["names"]) or not all(
+            isinstance(m, int) for m in lists["malicious"]
+        ):
             raise DataError(f"{RUN}: names must be text, malicious clients numbers")
+        later: dict[str, tuple[type[Any], Any]] = {
+            "error": (str, None),
+            "given": (dict, {}),
+            "result": (dict, None),
+            "progress": (dict, None),
+        }
+        later |= {"asked": (list, []), "objects": (list, []), "rounds_done": (int, 0)}
+        others = {k: _taken(raw, k, kind, usual) for k, (kind, usual) in later.items()}
+        status = "interrupted" if stale else status
         return cls(
-            id=folder.name,
-            path=folder,
-            status="interrupted" if stale else status,
-            created=take("created", str),
-            updated=take("updated", str),
-            error=take("error", str, None),
-            config=take("config", dict),
-            given=take("given", dict, {}),
-            asked=take("asked", list, []),
-            options=take("options", dict),
-            identity=take("identity", str),
-            environment=take("environment", dict),
-            prepared=take("prepared", dict),
-            names=names,
-            malicious=malicious,
-            result=take("result", dict, None),
-            progress=take("progress", dict, None),
-            objects=take("objects", list, []),
-            rounds_done=take("rounds_done", int, 0),
-            stale=stale,
-            raw=raw,
+            id=folder.name, path=folder, status=status, stale=stale, raw=raw, **texts, **tables, **lists, **others
         )
 
     def configuration(self, **changed: Any) -> Config:
@@ -178,23 +185,24 @@ class RunInfo:
         return {**found, **{k: v for k, v in resolved.items() if isinstance(v, str)}}
 
     @property
+    def _newest(self) -> dict[str, Any]:
+        return self.result or self.progress or {}
+
+    @property
     def accuracy(self) -> dict[str, float]:
         """Of the last evaluated round, finished or not; empty before the first."""
-        found = (self.result or self.progress or {}).get("accuracy")
-        keys = ("micro", "macro", "worst_decile", "std")
-        if not isinstance(found, dict):
-            return {}
-        return {k: number(found.get(k)) for k in keys}
+        found = self._newest.get("accuracy")
+        return {k: number(found.get(k)) for k in ACCURACIES} if isinstance(found, dict) else {}
 
     @property
     def seconds(self) -> float:
         """Of the rounds: training and the server's work."""
-        return number((self.result or self.progress or {}).get("seconds"))
+        return number(self._newest.get("seconds"))
 
     @property
     def wall(self) -> float:
         """Seconds by the wall clock, everything included; NaN for runs of versions that did not measure it."""
-        return number((self.result or self.progress or {}).get("wall"))
+        return number(self._newest.get("wall"))
 
     @property
     def times(self) -> dict[str, float]:
@@ -211,47 +219,25 @@ class RunInfo:
     @property
     def bytes(self) -> int:
         """Sent so far, both ways."""
-        found = (self.result or self.progress or {}).get("bytes")
+        found = self._newest.get("bytes")
         return sum(_int(found.get(k)) for k in ("down", "up")) if isinstance(found, dict) else 0
 
     def to_dict(self) -> dict[str, Any]:
         """As `fedkin runs --json` prints it."""
-        return {
-            "id": self.id,
-            "path": str(self.path),
-            "status": self.status,
-            "created": self.created,
-            "updated": self.updated,
-            "error": self.error,
-            "method": self.method,
-            "data": self.data,
-            "attack": self.attack,
-            "rule": str(self.config.get("rule", "mean")),
-            "seed": self.seed,
-            "rounds_done": self.rounds_done,
-            "rounds": self.rounds_total,
-            "accuracy": self.accuracy,
-            "bytes": self.bytes,
-            "seconds": self.seconds,
-            "wall": self.wall,
-            "diverged": self.diverged,
-            "split": self.prepared.get("split_hash"),
-            "identity": self.identity,
-        }
+        own = {name: getattr(self, name) for name in IN_LISTS}
+        shown = {"path": str(self.path), "rule": str(self.config.get("rule", "mean")), "rounds": self.rounds_total}
+        return {**own, **shown, "split": self.prepared.get("split_hash")}
 
 
-class _Taker:
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        self._raw = raw
-
-    def __call__(self, key: str, kind: type[Any], *default: Any) -> Any:
-        value = self._raw.get(key)
-        if value is None and default:
-            return default[0]
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            what = "is missing" if value is None else f"is {type(value).__name__}, not {kind.__name__}"
-            raise DataError(f"{RUN}: {key!r} {what}")
-        return value
+def _taken(raw: Mapping[str, Any], key: str, kind: type[Any], *default: Any) -> Any:
+    """What run.json says under a name, if it is of this kind."""
+    value = raw.get(key)
+    if value is None and default:
+        return default[0]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        what = "is missing" if value is None else f"is {type(value).__name__}, not {kind.__name__}"
+        raise DataError(f"{RUN}: {key!r} {what}")
+    return value
 
 
 def number(value: Any) -> float:
@@ -332,14 +318,10 @@ class RunFolder:
         """One entry per evaluated round, in the shape of `run --json`."""
         found = self.table("rounds")
         rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
-        keys = ("micro", "macro", "worst_decile", "std")
         return [
-            {
-                **{k: v for k, v in r.items() if k not in keys},
-                "accuracy": {k: r[k] for k in keys},
-                "final": bool(r["final"]),
-            }
-            for r in rows
+            {k: v for k, v in row.items() if k not in ACCURACIES}
+            | {"accuracy": {k: row[k] for k in ACCURACIES}, "final": bool(row["final"])}
+            for row in rows
         ]
 
     def per_client(self) -> list[dict[str, Any]]:
@@ -349,19 +331,13 @@ class RunFolder:
             return []
         last = {"round": marks["round"][-1], "final": marks["final"][-1]}
         found, train = self.table("clients", last), self.split()["train"]
-        columns = zip(*(found[c] for c in ("client", "name", "accuracy", "loss", "count", "correct")), strict=True)
-        return [
-            {
-                "client": c,
-                "name": name,
-                "accuracy": accuracy,
-                "loss": loss,
-                "test_samples": count,
-                "correct": correct,
-                "train_samples": len(train[c]) if isinstance(c, int) and 0 <= c < len(train) else 0,
-            }
-            for c, name, accuracy, loss, count, correct in columns
-        ]
+        names = ("client", "name", "accuracy", "loss", "test_samples", "correct")
+        columns = (found["count" if name == "test_samples" else name] for name in names)
+        clients = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        for told in clients:
+            c = told["client"]
+            told["train_samples"] = len(train[c]) if isinstance(c, int) and 0 <= c < len(train) else 0
+        return clients
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """What befell clients: "failed", "removed", "rejected", "left_out" or "unjudged"."""
@@ -373,20 +349,16 @@ class RunFolder:
 
         As there, `removed` and `failed` count rounds from 0."""
         info, result = self.info, self.info.result or {}
-        failed, removed = self.events("failed"), self.events("removed")
-        progress = info.progress or {}
+        failed = [{**e, "round": e["round"] - 1} for e in self.events("failed")]
         return {
             **info.to_dict(),
             "options": info.options,
             "best": result.get("best"),
             "per_client": self.per_client(),
             "history": self.history(),
-            "bytes": result.get("bytes", progress.get("bytes")),
-            "removed": {str(e["client"]): e["round"] - 1 for e in removed},
-            "failed": [
-                {k: e[k] - (k == "round") for k in ("client", "round")} | {k: e[k] for k in ("phase", "reason")}
-                for e in failed
-            ],
+            "bytes": result.get("bytes", (info.progress or {}).get("bytes")),
+            "removed": {str(e["client"]): e["round"] - 1 for e in self.events("removed")},
+            "failed": [{k: e[k] for k in ("client", "round", "phase", "reason")} for e in failed],
             "malicious": info.malicious,
             "detection": result.get("detection"),
             "config": info.config,

@@ -163,39 +163,24 @@ class WeightsAndBiases(Sink):
             self._run.finish(exit_code=1)
 
 
-@dataclass(frozen=True)
-class Kind:
-    make: Callable[[str], Sink]
-    package: str  # what it imports
-    extra: str  # how that is installed with FedKin
-
-
-SINKS = {
-    "tensorboard": Kind(TensorBoard, "tensorboard", "tensorboard"),
-    "mlflow": Kind(MLflow, "mlflow", "mlflow"),
-    "wandb": Kind(WeightsAndBiases, "wandb", "wandb"),
-}
+SINKS: dict[str, Callable[[str], Sink]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
+"""By the name of the package, which is also what FedKin calls the extra that installs it."""
 
 
 def check_sinks(specs: Sequence[str]) -> list[str]:
     """Refuses unknown names and missing packages before anything is run. A spec is NAME or NAME:WHERE."""
-    for spec in specs:
-        name = spec.partition(":")[0]
+    for name in (spec.partition(":")[0] for spec in specs):
         if name not in SINKS:
             raise unknown("sink", name, SINKS)
-        kind = SINKS[name]
-        if find_spec(kind.package) is None:
-            raise UsageError(f"sink {name!r} needs the package {kind.package}: pip install 'fedkin[{kind.extra}]'")
+        if find_spec(name) is None:
+            raise UsageError(f"sink {name!r} needs the package {name}: pip install 'fedkin[{name}]'")
     return list(specs)
 
 
 def make_sinks(specs: Sequence[str]) -> Sinks:
     """For one run: each run has sinks of its own."""
-    made = []
-    for spec in check_sinks(specs):
-        name, _, where = spec.partition(":")
-        made.append((name, SINKS[name].make(os.path.expanduser(where))))
-    return Sinks(made)
+    named = [spec.partition(":") for spec in check_sinks(specs)]
+    return Sinks([(name, SINKS[name](os.path.expanduser(where))) for name, _, where in named])
 
 
 class Sinks:

@@ -17,24 +17,8 @@ from fedkin.core.federation import Clients
 from fedkin.errors import DataError, FedKinError
 
 MARK = "!"
-DTYPES = {
-    str(d).removeprefix("torch."): d
-    for d in (
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-        torch.bool,
-    )
-}
+INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (64, 32, 16, 8))
+DTYPES = {n: getattr(torch, n) for n in ("float64", "float32", "float16", "bfloat16", "bool", *INTEGERS)}
 MOST_DEPTH = 60
 
 
