@@ -124,7 +124,7 @@ def test_how_many_are_judged_together_changes_no_bit(method: str, point: str, mo
     job = finished(job_of(method, **FEW, eval_point=point))
     whole, rows = job.evaluate(), personal_rows(job)
     for some in (1, 3):
-        monkeypatch.setattr(type(job.engine), "looks_at", some)
+        monkeypatch.setattr(type(job.engine), "at_once", some)
         for a, b in zip(whole, job.evaluate(), strict=True):
             assert a.tobytes() == b.tobytes()
         assert torch.equal(rows, personal_rows(job))
@@ -134,8 +134,8 @@ def test_without_a_chunk_the_models_judged_together_are_bounded_by_their_size(mo
     job = job_of("fedavg", **FEW)
     width = job.site.layout.width
     monkeypatch.setattr("fedkin.engines.simulator.cores", lambda: 2)
-    assert 4 * width * job.engine.looks_at <= 16 << 20 < 4 * width * (job.engine.looks_at + 2)
-    assert job_of("fedavg", **FEW, chunk=5).engine.looks_at == 5
+    assert 4 * width * job.engine.at_once <= 16 << 20 < 4 * width * (job.engine.at_once + 2)
+    assert job_of("fedavg", **FEW, chunk=5).engine.at_once == 5
 
 
 def test_a_message_of_its_own_for_each_may_be_made_for_some_or_for_all() -> None:

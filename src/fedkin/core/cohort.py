@@ -73,10 +73,10 @@ class Site:
     def __post_init__(self) -> None:
         self.tape = Tape.of(self.forward) if self.source.device.type == "cpu" else None
         modules = self.forward.ops if isinstance(self.forward, Program) else []
-        kinds = {type(op.layer).__name__ for op in modules}
+        layers = {type(op.layer).__name__ for op in modules}
         opaque_norm = getattr(self.forward, "has_batch_norm", False)
-        self.has_batch_norm = bool({"BatchNorm1d", "BatchNorm2d"} & kinds) or opaque_norm
-        self.has_dropout = "Dropout" in kinds
+        self.has_batch_norm = bool({"BatchNorm1d", "BatchNorm2d"} & layers) or opaque_norm
+        self.has_dropout = "Dropout" in layers
         if "buffers" not in self.store.keeps:
             self.store.keeps["buffers"] = Keep("buffers")
         self.store.keeps["held"] = Keep("row")
@@ -178,7 +178,7 @@ class Cohort(Evaluation):
         parts = self.indices("train")
         for i, part in zip(self.ids, parts, strict=True):
             if not len(part):
-                raise self._nothing(i, "train")
+                raise self._no_samples(i, "train")
         if epochs is not None and epochs < 1:
             raise UsageError(f"epochs={epochs}: must be at least 1; to train nothing, do not call fit")
         if site.poisoned is not None:

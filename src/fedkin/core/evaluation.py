@@ -145,7 +145,7 @@ class Evaluation:
                 sums.index_add_(0, y, f)
                 count.scatter_add_(0, y, torch.ones_like(y, dtype=torch.float32))
             if sums is None:
-                raise self._nothing(int(self.ids[k]), data)
+                raise self._no_samples(int(self.ids[k]), data)
             return sums / count.clamp(min=1).unsqueeze(1), count
 
         found = self._each(one)
@@ -240,9 +240,9 @@ class Evaluation:
             raise UsageError(f"learn={learn!r}: choose one of model, body, head")
         return self.layout.learnt(learn)
 
-    def _nothing(self, i: int, data: DataPart) -> DataError:
-        kind = "training" if data == "train" else data
-        return DataError(f"client {self._site.names[i]!r} has no {kind} samples: give it some or leave it out")
+    def _no_samples(self, i: int, data: DataPart) -> DataError:
+        part = "training" if data == "train" else data
+        return DataError(f"client {self._site.names[i]!r} has no {part} samples: give it some or leave it out")
 
     def _context(self) -> Context:
         return Context(dtype=torch.bfloat16 if self.training.precision == "bf16" else torch.float32)
@@ -256,7 +256,7 @@ class Evaluation:
         return self._site.forward(wide, x, 1, self._context()).logits[0]
 
     def _batches(self, k: int, data: DataPart, size: int, clean: bool = False) -> list[tuple[Tensor, Tensor]]:
-        """A client's data in order; `clean`: what models are judged on."""
+        """A client's data in order; `clean`: what models are evaluated on."""
         part = self._site.parts[data][self.ids[k]] if clean else self._own(k, data)
         index = torch.from_numpy(part).to(self.device)
         return [(self._site.source.batch(i), self._site.source.labels(i)) for i in torch.split(index, size) if len(i)]

@@ -196,10 +196,10 @@ class Faults:
     straggle: float = 0.0  # works, but its reply comes too late
     seed: int = 0
 
-    def draw(self, kind: str, share: float, ids: keys.I64, round: int, phase: str) -> np.ndarray[Any, Any]:
+    def draw(self, what: str, share: float, ids: keys.I64, round: int, phase: str) -> np.ndarray[Any, Any]:
         if not share:
             return np.zeros(len(ids), bool)
-        drawn: np.ndarray[Any, Any] = keys.uniform(keys.key(self.seed, kind, round, phase, ids), 1)[:, 0] < share
+        drawn: np.ndarray[Any, Any] = keys.uniform(keys.key(self.seed, what, round, phase, ids), 1)[:, 0] < share
         return drawn
 
 

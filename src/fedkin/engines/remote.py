@@ -163,7 +163,7 @@ class Remote:
             self.say(f"phase {function!r} cannot be rehearsed ({found}): what is right is what most sites answer")
         return None
 
-    def hear(self, client: int, fields: Mapping[str, Any]) -> None:
+    def take_note(self, client: int, fields: Mapping[str, Any]) -> None:
         """What a site says about its work; `FedKinError` if that cannot be."""
         loss, steps = fields.get("loss"), fields.get("steps", 0)
         if loss is not None and not (isinstance(loss, float | int) and abs(loss) <= LARGEST_LOSS):
@@ -253,13 +253,13 @@ class _Exchange:
         self.waiting |= set(to) - set(away)
 
     def _collect(self) -> int:
-        """What has come, judged; how many of it can be used."""
+        """What has come, checked; how many of it can be used."""
         useful, now = 0, time.monotonic()
         for client, found in self.post.collect().items():
             if client not in self.waiting:
                 continue
             self.waiting.discard(client)
-            why = self._judge(client, found) if isinstance(found, Delivery) else found
+            why = self._check(client, found) if isinstance(found, Delivery) else found
             if why is None and isinstance(found, Delivery):
                 self.came[client], self.seconds[client] = found, now - self.begin
                 self.conduct.good(client)
@@ -270,7 +270,7 @@ class _Exchange:
                 self._fail(client, str(why))
         return useful
 
-    def _judge(self, client: int, found: Delivery) -> Invalid | None:
+    def _check(self, client: int, found: Delivery) -> Invalid | None:
         """What is wrong with a reply; None: nothing."""
         try:
             sent = spec_of(rows_for(found.values, 1))
@@ -278,7 +278,7 @@ class _Exchange:
                 self.right = self.engine.right(self.fields["phase"], self.message, self.fields["round"], anew=True)
             if self.right is not None and sent != self.right:
                 return Invalid(difference(sent, self.right))
-            self.engine.hear(client, found.fields)
+            self.engine.take_note(client, found.fields)
         except FedKinError as error:
             return Invalid(str(error))
         return None

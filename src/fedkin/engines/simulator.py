@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedkin.methods.base import Method
 
 Replied = dict[str, Tensor | Masked]
-LOOKED_AT = {"cpu": 16 << 20, "cuda": 1 << 30}
+AT_ONCE = {"cpu": 16 << 20, "cuda": 1 << 30}
 """Bytes of models that are evaluated together unless `chunk` says how many. Several tensors of that size are needed to
 answer. Up to 32 MiB the usual allocators of a CPU give memory out again instead of asking the system for it, which
 took half of the time; a GPU needs many rows to be busy."""
@@ -46,17 +46,17 @@ class Simulator:
         self.site.chooser.client_steps = steps
 
     @property
-    def looks_at(self) -> int:
-        """How many clients' models are looked at together."""
+    def at_once(self) -> int:
+        """How many clients' models are evaluated together."""
         if self._chunk is not None:
             return self._chunk
-        rows, threads = LOOKED_AT[self.site.source.device.type] // (4 * max(self.site.layout.width, 1)), cores()
+        rows, threads = AT_ONCE[self.site.source.device.type] // (4 * max(self.site.layout.width, 1)), cores()
         return max(rows // threads, 2) * threads  # as much for each thread
 
     def measured(self, ids: keys.I64, report: str, messages: Messages, round: int) -> tuple[Measured, dict[int, str]]:
         """The models themselves are let go of as soon as they have been evaluated."""
         found: dict[str, Tensor] = {}
-        for begin, some in pieces(ids, self.looks_at):
+        for begin, some in pieces(ids, self.at_once):
             reply = self._answer(some, report, opened(messages(some)), round)
             for name, value in reply.items():
                 if name != "rows" and isinstance(value, Tensor):
@@ -69,7 +69,7 @@ class Simulator:
 
     def rows(self, ids: keys.I64, report: str, evaluated: str, messages: Messages, round: int) -> Tensor:
         rows = torch.empty(len(ids), self.site.layout.width)
-        for begin, some in pieces(ids, self.looks_at):
+        for begin, some in pieces(ids, self.at_once):
             cohort = Cohort(self.site, some, round, report)
             rows[begin : begin + len(some)] = getattr(self.method, evaluated)(cohort, **opened(messages(some)))
         return rows

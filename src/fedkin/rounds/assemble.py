@@ -66,14 +66,14 @@ def prepare(
     clock = Clock()
     average = average or average_of(config)
     attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
-    kind = method or METHODS[config.method]
-    options = options_of(kind, config.options, config.method)
-    refuse(config, idle(config, kind, options, attack))
+    method_class = method or METHODS[config.method]
+    options = options_of(method_class, config.options, config.method)
+    refuse(config, idle(config, method_class, options, attack))
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
     training_of(config, precision)  # refused before the data are read
     if config.validation_share is None:
-        config = replace(config, validation_share=kind.holdout)
+        config = replace(config, validation_share=method_class.holdout)
     dataset, split = data if isinstance(data, tuple) else load_data(config, brought=data)
     if config.augment and len(dataset.shape) != 3:
         raise UsageError(f"augment=true needs images; {dataset.name!r} has samples of shape {dataset.shape}")
@@ -81,25 +81,25 @@ def prepare(
     example = example_of(dataset)
     layout = Layout.of(network, config.head, config.buffers, example=example)
     refuse(config, of_split(config, split))
-    refuse(config, of_network(config, layout, network, model is not None, kind.unused(options), example))
+    refuse(config, of_network(config, layout, network, model is not None, method_class.unused(options), example))
     adversary = None if attack is None else Adversary.of(config, attack, split.clients)
     shared = sources if sources is not None and not isinstance(attack, DataAttack) else {}
     if id(dataset) not in shared:
         shared[id(dataset)] = dataset, Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
     parts: Parts = {"train": split.train, "validation": split.validation, "test": split.test}
     site = make_site(
-        config, kind, network, dataset, shared[id(dataset)][1], parts, split.names, precision, chooser=chooser
+        config, method_class, network, dataset, shared[id(dataset)][1], parts, split.names, precision, chooser=chooser
     )
     if adversary is not None:
         adversary.arm(site, dataset.x, dataset.y)
         tamper = tamper or adversary.tamper
-    engine = Simulator(site, kind(options), config.chunk)
+    engine = Simulator(site, method_class(options), config.chunk)
     sizes = [(len(train), len(test)) for train, test in zip(split.train, split.test, strict=True)]
     resolved = replace(recorded(config, split), model=name)
     job = make_job(
-        resolved, kind(options), network, dataset, site, engine, sizes, split.hash, average, tamper, adversary
+        resolved, method_class(options), network, dataset, site, engine, sizes, split.hash, average, tamper, adversary
     )
-    needed = footprint.expected(config, site, job.method, engine.looks_at, footprint.activations_of(network, example))
+    needed = footprint.expected(config, site, job.method, engine.at_once, footprint.activations_of(network, example))
     if not (config.force or admitted):
         footprint.check_memory(needed, device)
     job.prepared = replace(job.prepared, remarks=(*remarks, *remarks_on(dataset, split)), needed=needed)
@@ -110,7 +110,7 @@ def prepare(
 
 def make_site(
     config: Config,
-    kind: type[Method],
+    method_class: type[Method],
     network: nn.Module,
     dataset: Dataset,
     source: Source,
@@ -146,9 +146,9 @@ def make_site(
         dataset.classes,
         training_of(config, precision, names),
         config.seed,
-        Store(len(names), kind.keeps, layout, first),
+        Store(len(names), method_class.keeps, layout, first),
         chooser or Chooser(config.way),
-        hold=point_of(config, kind) != "received",
+        hold=point_of(config, method_class) != "received",
     )
 
 

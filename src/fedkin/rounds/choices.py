@@ -60,9 +60,9 @@ def pick_precision(name: str, device: torch.device) -> Precision:
     return name  # type: ignore[return-value]
 
 
-def point_of(config: Config, kind: type[Method]) -> str:
-    """When models are judged."""
-    return kind.eval_point if config.eval_point == "auto" else config.eval_point
+def point_of(config: Config, method_class: type[Method]) -> str:
+    """When models are evaluated."""
+    return method_class.eval_point if config.eval_point == "auto" else config.eval_point
 
 
 def optimiser_of(config: Config) -> Optimiser:
@@ -97,10 +97,10 @@ def load_data(
 ) -> tuple[Dataset, Split]:
     """The data set and who has which part of it. `known`: data sets read before, filled here. `brought`: data that
     come as Python objects, in place of those that the configuration names."""
-    kinds = config.shift.split(",") if config.shift and config.shift != "all" else config.shift
-    for kind in kinds if isinstance(kinds, list) else []:
-        if kind not in CORRUPTIONS:
-            raise unknown("corruption", kind, [*CORRUPTIONS, "all"])
+    corruptions = config.shift.split(",") if config.shift and config.shift != "all" else config.shift
+    for name in corruptions if isinstance(corruptions, list) else []:
+        if name not in CORRUPTIONS:
+            raise unknown("corruption", name, [*CORRUPTIONS, "all"])
     what = brought.what if brought is not None else own_folder(config.data) if is_folder(config.data) else None
     if isinstance(what, OwnClients):
         dataset, split = what.split(
@@ -118,8 +118,8 @@ def load_data(
             what = known[key] if key in known else known.setdefault(key, load(config.data, config.data_dir))
         dataset, split = what, split_of(config, what, brought.partition if brought is not None else None)
     refuse(config, of_split(config, split))
-    if kinds:
-        dataset = apply_shift(dataset, split, kinds, config.severity, config.seed)
+    if corruptions:
+        dataset = apply_shift(dataset, split, corruptions, config.severity, config.seed)
     return dataset, split
 
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 PARTS = ("preparing", "training", "server", "evaluating", "writing")
-"""Loading data and building the network; what clients do when asked; the rest of the rounds; judging personal models;
-the run's folder, its checkpoints and other sinks."""
+"""Loading data and building the network; what clients do when asked; the rest of the rounds; evaluating personal
+models; the run's folder, its checkpoints and other sinks."""
 
 
 class Clock:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = 2  # that a folder holds
 ROUND_ROW, CLIENT_ROW = 90, 110  # bytes of a client in the tables of an exchange and of an evaluation
-PASS = 512  # samples of a forward pass while models are judged
+PASS = 512  # samples of a forward pass while models are evaluated
 MODELS_AT_ONCE = 256 << 20  # bytes of personal models that a result holds; more are made when they are asked for
 GRAPH = 2  # a row trained together with others has its working tensors and its gradient besides
 
@@ -43,8 +43,8 @@ class Footprint:
         return asdict(self)
 
 
-def expected(config: Config, site: Site, method: Method, looks_at: int, activations: int) -> Footprint:
-    """`looks_at`: models judged together; `activations`: numbers that a sample becomes on its way through the network.
+def expected(config: Config, site: Site, method: Method, at_once: int, activations: int) -> Footprint:
+    """`at_once`: models evaluated together; `activations`: numbers that a sample becomes in the network.
 
     The data are in memory by now, so what the process has is measured and only the rest is reckoned."""
     clients, row = len(site.names), 4 * site.layout.width
@@ -58,13 +58,13 @@ def expected(config: Config, site: Site, method: Method, looks_at: int, activati
     each = needs.trained * (2 + GRAPH * (on_gpu or together)) + 2 * (needs.trained - 1)
     training = at_work * (each * row + kept) + (cohort * row if at_work < cohort else 0)  # replies that are gathered
     threads = 1 if on_gpu else cores()
-    judging = min(looks_at, clients) * (3 * row + kept) + 4 * 3 * PASS * activations * threads
+    evaluating = min(at_once, clients) * (3 * row + kept) + 4 * 3 * PASS * activations * threads
     if on_gpu:
         training += 4 * 3 * at_work * needs.trained * config.batch * activations
     server = round(needs.server * row)
     result = min(clients * row, MODELS_AT_ONCE)
     on_host = 0 if on_gpu else result
-    work = store + server + max(training + round(needs.working * row), judging + on_host)
+    work = store + server + max(training + round(needs.working * row), evaluating + on_host)
     saved = store + server + (row if config.checkpoint_every else 0)
     folder = 8 * sum(len(p) for parts in site.parts.values() for p in parts) // 2
     folder += config.rounds * cohort * ROUND_ROW + -(-config.rounds // config.eval_every) * clients * CLIENT_ROW

@@ -189,16 +189,16 @@ class Job:
     def evaluated_as(self, config: Config) -> Job:
         """This very training, evaluated as `config` says: at another point, or by another of the method's `outputs`.
         To be made before the first round; `evaluate_with` takes its records."""
-        kind = type(self.method)
-        options, point = options_of(kind, config.options, config.method), point_of(config, kind)
+        method_class = type(self.method)
+        options, point = options_of(method_class, config.options, config.method), point_of(config, method_class)
         self.site.hold = self.site.hold or point != "received"
         resolved = replace(self.config, options=config.options, eval_point=config.eval_point)
         return replace(
             self,
             config=resolved,
             prepared=replace(self.prepared, config=resolved, eval_point=point),
-            method=kind(options),
-            engine=Simulator(self.site, kind(options), config.chunk),
+            method=method_class(options),
+            engine=Simulator(self.site, method_class(options), config.chunk),
             options=asdict(options),
             history=[],
         )

@@ -97,15 +97,15 @@ def _restoring(job: Job, state: Mapping[str, Any]) -> Callable[[], None]:
 
 def _check_memory(job: Job, memory: Mapping[str, Any]) -> list[str]:
     """Whether the server half of this method can have these attributes; those it has now and is to lose."""
-    kind, layout = type(job.method), job.site.layout
+    method_class, layout = type(job.method), job.site.layout
     for name in memory:
-        if not name.isidentifier() or name.startswith("__") or callable(getattr(kind, name, None)):
-            raise DataError(f"the saved state sets {name!r}, which is no memory of {kind.__name__}")
+        if not name.isidentifier() or name.startswith("__") or callable(getattr(method_class, name, None)):
+            raise DataError(f"the saved state sets {name!r}, which is no memory of {method_class.__name__}")
     gone = [name for name in vars(job.method) if name != "options" and name not in memory]
-    if gone and kind.__module__.startswith("fedkin."):  # none of these forgets; a method of one's own may
+    if gone and method_class.__module__.startswith("fedkin."):  # none of these forgets; a method of one's own may
         raise DataError(
-            f"the saved state has no {gone[0]!r}, which {kind.__name__} needs: another version of FedKin wrote it; "
-            "start a new run, or go on with that version"
+            f"the saved state has no {gone[0]!r}, which {method_class.__name__} needs: another version of FedKin wrote "
+            "it; start a new run, or go on with that version"
         )
     widths = {layout.width, *(layout.size(part) for part in ("model", "body", "head"))}
     for name, value in job.method.state().items():  # what is as wide as a part of the network stays so

@@ -42,9 +42,9 @@ def asked(config: Config) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None and value != OFF.get(name)}
 
 
-def idle(config: Config, kind: type[Method], options: Any, attack: Attack | None) -> dict[str, str]:
+def idle(config: Config, method_class: type[Method], options: Any, attack: Attack | None) -> dict[str, str]:
     """What changes nothing whatever the data and the network are."""
-    found = dict(kind.unused(options))
+    found = dict(method_class.unused(options))
     found.pop("head", None)  # of_network: without a linear layer a head has to be named for any method
     if attack is None:
         nobody = "everybody is honest; say what the malicious clients do, for example attack=sf"

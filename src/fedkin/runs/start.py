@@ -126,11 +126,11 @@ def follow(
     on_event: Listener | None = None,
     signals: bool = False,
     say: Say | None = None,
-    heed: Stop | None = None,
+    stop: Stop | None = None,
     sinks: Sinks | None = None,
 ) -> Result:
     """A job to its end, written down by a recorder that listens to it; however it ends, the folder says so."""
-    stop, others = heed or Stop(say or silent), sinks or Sinks([])
+    stop, others = stop or Stop(say or silent), sinks or Sinks([])
 
     def after(job: Job, record: RoundRecord | None) -> None:
         stopping = stop.number is not None and not job.finished

@@ -96,27 +96,27 @@ class Unpacker:
             return [self.unpack(v, depth + 1) for v in value]
         if not isinstance(value, dict):
             return value
-        kind = value.get(MARK)
-        if kind is None:
+        mark = value.get(MARK)
+        if mark is None:
             return {k: self.unpack(v, depth + 1) for k, v in value.items()}
-        if kind == "tensor":
+        if mark == "tensor":
             return self._tensor(value)
-        if kind == "array":
+        if mark == "array":
             return self._tensor(value["of"]).numpy()
-        if kind == "scalar":
+        if mark == "scalar":
             return self._tensor(value["of"]).numpy()[()]
-        if kind == "float":
+        if mark == "float":
             return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[value["is"]]
-        if kind == "dtype":
+        if mark == "dtype":
             return DTYPES[value["is"]]
-        if kind == "clients":
+        if mark == "clients":
             return Clients(value["is"], self._samples)
-        if kind == "dict":
+        if mark == "dict":
             return {self.unpack(k, depth + 1): self.unpack(v, depth + 1) for k, v in value["is"]}
-        if kind in ("tuple", "set", "frozenset"):
-            made = {"tuple": tuple, "set": set, "frozenset": frozenset}[kind]
+        if mark in ("tuple", "set", "frozenset"):
+            made = {"tuple": tuple, "set": set, "frozenset": frozenset}[mark]
             return made(self.unpack(v, depth + 1) for v in value["is"])
-        raise DataError(f"the saved state holds a {str(kind)[:40]!r}, which this version does not know")
+        raise DataError(f"the saved state holds a {str(mark)[:40]!r}, which this version does not know")
 
     def _tensor(self, value: Mapping[str, Any]) -> Tensor:
         name = value["is"]
