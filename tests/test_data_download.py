@@ -123,7 +123,10 @@ def test_only_expected_members_leave_an_archive(serve, tmp_path):
     assert left(tmp_path) == ["root/E/a.gz", "root/d/a"]
 
 
-@pytest.mark.parametrize("body", [tar_of({"d/b": b"B"}), tar_of({"d/b": b"B"}, links=["d/a"]), b"no archive"])
+BODIES = {"another": tar_of({"d/b": b"B"}), "link": tar_of({"d/b": b"B"}, links=["d/a"]), "none": b"no archive"}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)  # an archive holds the time, and names must not
 def test_an_archive_without_the_file_is_refused(serve, tmp_path, body):
     with pytest.raises(DataError, match="expected a"):
         fetch(Remote((serve("/t", body),), md5(body), "", {"d/a": "d/a"}), tmp_path)

@@ -35,6 +35,7 @@ from fedkin.runs.folder import RunFolder
 from fedkin.runs.recorder import Recorder
 from fedkin.runs.restore import restore
 from fedkin.runs.start import begin, follow
+from fedkin.runs.tree import Packer
 from fedkin.testing import job_of
 
 SETTINGS: dict[str, Any] = {
@@ -337,13 +338,11 @@ def advanced(rounds: int = 2) -> Job:
     return job
 
 
-def remembers(job: Job) -> str:
-    state = {k: v for k, v in job.state().items() if k not in ("clock", "seconds")}
-    torch.set_printoptions(precision=9, threshold=10**6)
-    try:
-        return repr(state)
-    finally:
-        torch.set_printoptions("default")
+def remembers(job: Job) -> tuple[str, str]:
+    """All of it, bit for bit, but for the time."""
+    packer = Packer()
+    text = json.dumps(packer.pack({k: v for k, v in job.state().items() if k not in ("clock", "seconds")}))
+    return text, repr({name: tensor.tolist() for name, tensor in packer.tensors.items()})
 
 
 BROKEN: dict[str, Callable[[dict[str, Any]], object]] = {
