@@ -322,7 +322,7 @@ def test_demo_speaks_from_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert name in outcome.stdout
     said = " ".join(outcome.stdout.split())
     assert "fedavg-ft is left out, because it is the same as fedavg then" in said
-    assert "judged as received, percent" in said
+    assert "evaluated as received, percent" in said
     assert "One model for all (fedavg)" in said
     assert "Training alone (local)" in said
     assert all(f"1 of 5 clients are hostile, {attack} " in said for attack in ("ipm", "sf"))
@@ -422,7 +422,7 @@ def test_wrong_attacks_are_refused_before_the_data_are_read(monkeypatch: pytest.
 
 def test_one_attack_and_one_rule() -> None:
     got = answer("attacks", "lie")
-    assert got["options"][0] == {"name": "z", "default": None, "accepts": "a number or none", "help": ANY}
+    assert got["options"][0] == {"name": "z", "default": None, "accepts": "a number, or none", "help": ANY}
     assert [o["name"] for o in got["options"][1:]] == ["lie_about_votes"]
     assert got["changes"] == ["what they send"]
     assert "Baruch" in got["paper"]
@@ -569,7 +569,7 @@ def test_a_method_says_where_it_departs_from_its_paper(name: str) -> None:
     """Every departure is on the screen and in the JSON, and the options that undo one exist."""
     shown, got = " ".join(call("methods", name).stdout.split()), answer("methods", name)
     listed = got["departs"]
-    assert "not, or not only, what the paper prints" in shown
+    assert "Where FedKin departs from the paper" in shown
     for word in DEPARTURES[name]:
         assert word in shown
         assert any(word in text for text in listed)

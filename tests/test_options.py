@@ -173,7 +173,7 @@ def test_anything_else_is_a_usage_error_and_never_a_crash(value: object) -> None
 def test_options_describe_themselves() -> None:
     shown = {d.name: d for d in describe(Schema)}
     assert shown["count"].accepts == "a whole number from 1 to 10"
-    assert shown["limit"].accepts == "a whole number or none of at least 1"
+    assert shown["limit"].accepts == "a whole number of at least 1, or none"
     assert shown["share"].default == 0.5
     assert shown["kind"].type == "full, head"
 

@@ -185,7 +185,7 @@ def test_cells_are_what_run_says() -> None:
         assert got[key] == pytest.approx(alone[key]) if key == "accuracy" else got[key] == alone[key], key
 
 
-def test_all_methods_are_judged_at_one_point_and_the_table_says_which(tmp_path: Path) -> None:
+def test_all_methods_are_evaluated_at_one_point_and_the_table_says_which(tmp_path: Path) -> None:
     def table(*words: str) -> tuple[str, list[dict[str, Any]]]:
         paths = [str(tmp_path / f"t.{kind}") for kind in ("md", "tex", "csv")]
         files = [w for pair in zip(("--markdown", "--latex", "--csv"), paths, strict=True) for w in pair]
@@ -195,16 +195,16 @@ def test_all_methods_are_judged_at_one_point_and_the_table_says_which(tmp_path: 
         return "\n".join(" ".join(t.split()) for t in texts), rows
 
     said, rows = table()
-    assert said.count("judged as received, percent") == 3
+    assert said.count("evaluated as received, percent") == 3
     assert said.count("-ft as received is fedavg") == 3
     assert {r["eval_point"] for r in rows} == {"received"}
     assert rows[0]["macro_mean"] == rows[1]["macro_mean"], "which is what the note says"
     said, rows = table("--eval-point", "after_local")
-    assert said.count("judged after local training, percent") == 3
+    assert said.count("evaluated after local training, percent") == 3
     assert "as received" not in said
     assert {r["eval_point"] for r in rows} == {"after_local"}
     said, rows = table("--eval-point", "auto")
-    assert said.count("judged as each row says") == 3
+    assert said.count("evaluated as each row says") == 3
     assert [r["eval_point"] for r in rows] == ["received", "after_local"]
     matrix, _ = table("--eval-point", "auto", "--attack", "none,sf")
     for line in ("fedavg-ft", "after local training", "as received"):

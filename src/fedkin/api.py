@@ -99,7 +99,9 @@ def compare(
     """Every method at every seed under the same settings, under every attack and rule: the results, and one summary
     row for each method, attack and rule. `baseline`: a method that the others are tested against (Wilcoxon).
 
-    All models are judged as received unless `eval_point` says otherwise ("auto": each method at its own point); a row's
+    All models are evaluated as received unless `eval_point` says otherwise (
+        "auto"
+    : each method at its own point); a row's
     `diverged` says which seeds are not to be believed, and why. A setting counts for those runs that it changes; a
     method that no rule reaches runs once, not under each."""
     settings = {"eval_point": SAME_POINT, **settings}

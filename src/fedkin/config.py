@@ -27,78 +27,109 @@ POINTS = {
     "after_local": "after local training",
     "last_round": "as received, the last round's participants after training",
 }
-"""When a client's model is judged, in words."""
+"""When a client's model is evaluated, in words."""
 SAME_POINT = "received"
-"""Where a comparison judges all methods unless told otherwise: the model that a method leaves its client with."""
+"""When a comparison evaluates all methods unless told otherwise: with the model that a method leaves its client."""
 
 
 @dataclass(frozen=True)
 class Config:
-    method: str = option("fedavg", "which method; `fedkin methods` lists them")
+    method: str = option("fedavg", "the method; `fedkin methods` lists them")
     data: str = option("digits", "a data set by name, an .npz file, or a folder with one file per client")
-    data_dir: str | None = option(None, "where data sets lie (default: FEDKIN_DATA, else the user's cache)")
-    clients: int | None = option(20, "how many clients; none: as many as a natural partition has", low=1)
-    partition: str = option(
-        "pathological:2", "how samples are dealt: iid, pathological:k, dirichlet:a, shards:k, groups, natural"
-    )
+    data_dir: str | None = option(None, "the folder that holds data sets (default: FEDKIN_DATA, else the user's cache)")
+    clients: int | None = option(20, "number of clients (with a natural partition, default: all that it has)", low=1)
+    partition: str = option("pathological:2", "how samples are dealt to clients; `fedkin partitions` lists the ways")
     samples_per_client: int | None = option(None, "keep at most this many samples of each client", low=1)
-    quantity_skew: float | None = option(None, "unequal client sizes: sigma of a log-normal", above=0)
-    test_share: float = option(0.25, "share of each client's samples that are only for testing", low=0, high=0.9)
+    quantity_skew: float | None = option(
+        None, "makes client sizes unequal: the sigma of a log-normal distribution", above=0
+    )
+    test_share: float = option(0.25, "share of each client's samples that is used for testing only", low=0, high=0.9)
     validation_share: float | None = option(
-        None, "share of each client's training samples set aside; none: what the method needs", low=0, high=0.9
+        None,
+        "share of each client's training samples that is set aside for validation (default: what the method needs)",
+        low=0,
+        high=0.9,
     )
-    shift: str | None = option(None, "feature shift: corruption names with commas between, or all; one per client")
+    shift: str | None = option(
+        None, "corruptions of the images, by name with commas between, or all; each client gets one of them"
+    )
     severity: int = option(5, "strength of the corruptions", low=1, high=5)
-    model: str | None = option(None, "which network; `fedkin models` lists them (default: by the data)")
-    head: str | None = option(None, "the module that is the head (default: the linear layer that makes the output)")
-    init: Literal["seed", "given"] = option(
-        "seed", "first weights of a network of your own (from Python): drawn from the seed, or those it came with"
+    model: str | None = option(None, "the network; `fedkin models` lists them (default: one that suits the data)")
+    head: str | None = option(
+        None, "the module of the network that is the head (default: the linear layer that makes the output)"
     )
-    buffers: Literal["average", "local"] = option("average", "BatchNorm statistics: sent with the body, or never")
-    rounds: int = option(20, "communication rounds", low=1)
-    participation: float = option(1.0, "share of the clients drawn each round", above=0, high=1)
-    epochs: int = option(5, "local epochs a round", low=1)
+    init: Literal["seed", "given"] = option(
+        "seed", "first weights of a network of your own (from Python): drawn from the seed, or those that it came with"
+    )
+    buffers: Literal["average", "local"] = option(
+        "average", "BatchNorm statistics: averaged with the body, or kept by each client"
+    )
+    rounds: int = option(20, "number of communication rounds", low=1)
+    participation: float = option(1.0, "share of the clients that are drawn in each round", above=0, high=1)
+    epochs: int = option(5, "local epochs in each round", low=1)
     batch: int = option(10, "mini-batch size", low=1)
     optimiser: Literal["sgd", "adam"] = option("sgd", "local optimiser")
     lr: float = option(0.01, "learning rate", above=0)
     lr_schedule: str = option(
-        "constant", "how it goes from round to round; `fedkin schedules` lists them; options as step:every=10,gamma=0.5"
+        "constant",
+        "how the learning rate changes from round to round; `fedkin schedules` lists the ways; options follow a "
+        "colon, as in step:every=10,gamma=0.5",
     )
     lr_factors: str = option(
         "same",
-        "what each client multiplies its rates by: same, lognormal:SIGMA, one for each as in 1+0.5+2, or some by name "
-        "as in paris=0.1+lima=2",
+        "the factor by which each client multiplies its learning rates: same, lognormal:SIGMA, one for each client as "
+        "in 1+0.5+2, or some by name as in paris=0.1+lima=2",
     )
-    momentum: float = option(0.0, "momentum (sgd)", low=0, high=0.999)
+    momentum: float = option(0.0, "momentum of sgd", low=0, high=0.999)
     weight_decay: float = option(0.0, "weight decay", low=0)
-    augment: bool = option(False, "train on random crops (padding 4) and flips of the images")
+    augment: bool = option(False, "train on random crops (with a padding of 4) and flips of the images")
     order: Literal["shuffled", "fixed"] = option(
-        "shuffled", "samples of a local epoch: shuffled; or as they lie, a short last batch left out"
+        "shuffled", "order of the samples in a local epoch; fixed: as stored, without the last batch if it is short"
     )
-    seed: int = option(0, "everything random follows from it", low=0)
+    seed: int = option(0, "the seed from which everything random follows", low=0)
     eval_point: Literal["auto", "received", "after_local", "last_round"] = option(
         "auto",
-        "when a client's model is judged: as received, after local training, or (last_round) after it for "
-        "those who trained in the last round and as received for the others; auto: the method's own",
+        "when a client's model is evaluated: as received from the server, after local training, or (last_round) after "
+        "it for clients that trained in the last round and as received for the others; auto: the method's own point",
     )
-    eval_every: int = option(1, "evaluate every so many rounds (the last one always)", low=1)
-    drop: float = option(0.0, "chance that a client asked stays silent", low=0, high=0.99)
-    straggle: float = option(0.0, "chance that a client's reply comes too late", low=0, high=0.99)
-    attack: str = option("none", "what malicious clients do; `fedkin attacks` lists them; options as lie:z=0.5")
-    malicious: float = option(0.3, "share of the clients that are malicious (with --attack)", low=0, high=1)
-    knowledge: Literal["own", "full"] = option("full", "attackers see their own updates, or everybody's")
+    eval_every: int = option(1, "evaluate after every so many rounds, and always after the last one", low=1)
+    drop: float = option(0.0, "probability that a client does not answer", low=0, high=0.99)
+    straggle: float = option(0.0, "probability that a client's reply comes too late", low=0, high=0.99)
+    attack: str = option(
+        "none", "what malicious clients do; `fedkin attacks` lists the attacks; options follow a colon, as in lie:z=0.5"
+    )
+    malicious: float = option(0.3, "share of the clients that are malicious; needs an attack", low=0, high=1)
+    knowledge: Literal["own", "full"] = option(
+        "full", "which updates attackers see: their own, or those of all clients"
+    )
     attackers: str = option(
-        "fixed", "fixed: the same attackers all along; redrawn: others every round; or who they are, as in 1+8+10"
+        "fixed",
+        "fixed: the same attackers in all rounds; redrawn: others in every round; or their numbers, as in 1+8+10",
     )
-    rule: str = option("mean", "how the server averages; `fedkin rules` lists them; options as krum:malicious=0.2")
+    rule: str = option(
+        "mean",
+        "how the server averages; `fedkin rules` lists the rules; options follow a colon, as in krum:malicious=0.2",
+    )
     device: str = option("auto", "cpu, cuda, cuda:1, ...; auto: a GPU if there is one")
-    precision: Literal["auto", "fp32", "tf32", "bf16"] = option("auto", "auto: tf32 on a GPU, fp32 elsewhere")
-    way: str = option("auto", "how rows are trained: each, threads, batched, graph; auto: the fastest")
-    chunk: int | None = option(None, "at most this many clients at once (bounds memory, not results)", low=1)
-    force: bool = option(False, "start even where memory or disk look too small for the run")
-    on_failure: Literal["drop", "stop"] = option("drop", "a client that fails: go on without it, or stop the run")
-    runs_dir: str | None = option(None, "where the run's folder goes (default: FEDKIN_RUNS, else ./runs)")
-    checkpoint_every: int = option(10, "save what is needed to resume every so many rounds; 0: never", low=0)
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = option(
+        "auto", "precision of training; auto: tf32 on a GPU, fp32 elsewhere"
+    )
+    way: str = option(
+        "auto", "how the clients' models are trained side by side: each, threads, batched, graph; auto: the fastest"
+    )
+    chunk: int | None = option(
+        None, "work on at most this many clients at once, which bounds memory and does not change results", low=1
+    )
+    force: bool = option(False, "start even if memory or disk look too small for the run")
+    on_failure: Literal["drop", "stop"] = option(
+        "drop", "what happens if a client fails: the run goes on without it, or stops"
+    )
+    runs_dir: str | None = option(
+        None, "the folder in which the run gets a folder of its own (default: FEDKIN_RUNS, else ./runs)"
+    )
+    checkpoint_every: int = option(
+        10, "save a checkpoint, from which a run can be resumed, after every so many rounds; 0: never", low=0
+    )
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "the method's own options"})
     given: InitVar[Iterable[str]] = ()  # names of settings that somebody asked for; no part of what a run is
 

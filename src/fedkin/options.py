@@ -166,7 +166,8 @@ def _accepts(field: dataclasses.Field[Any], kind: Any) -> str:
         span = f" above {above}" + (f" up to {high}" if high is not None else "")
     elif high is not None:
         span = f" up to {high}"
-    return " or ".join(words) + span + (", or inf" if field.metadata.get("infinite") else "")
+    others = [*words[1:], "inf"] if field.metadata.get("infinite") else words[1:]
+    return f"{words[0]}{span}" + "".join(f", or {other}" for other in others)
 
 
 def _type_name(kind: Any) -> str:

@@ -23,7 +23,8 @@ TRAIN, LOOK, RUNS, MAKE, DEPLOY = "Train", "Look at what there is", "Look at wha
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option of the method itself; repeatable.")
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="One of the method's own options; can be repeated."),
 ]
 RunsDir = Annotated[
     str | None, typer.Option("--runs-dir", metavar="DIR", help="Where runs are kept [FEDKIN_RUNS, else ./runs].")

@@ -36,19 +36,20 @@ def _show_version(wanted: bool) -> None:
 
 
 WELCOME = """
-[bold]FedKin[/]: personalised federated learning. Each client ends up with its own good model.
+[bold]FedKin[/]: personalised federated learning. Each client ends up with a good model of its own.
 
 Start with [cyan]fedkin demo[/], then [cyan]fedkin compare fedavg ditto fedper[/]. Nothing needs a network: the data
 set [cyan]digits[/] is included. Every command shows an example: [cyan]fedkin run --help[/].
 
-Exit status: 0 done, 1 failed or diverged, 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM.
+Exit status: 0 if all went well, 1 if a run failed or diverged, 2 if the command was wrong, 130 after Ctrl-C, 143 after
+    SIGTERM.
 """
 
 
 @app.callback(help="\n\n".join(paragraphs(WELCOME)))
 def _welcome(
     show: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """What comes before any command."""
@@ -75,13 +76,13 @@ def run(
 ) -> None:
     """Train one federation with one method.
 
-    Settings come from the flags, else from the TOML file (keys as below with underscores, the method's own options
-    in a table \\[options]), else from the defaults.
+    Settings come from the flags, else from the TOML file, else from the defaults. In the file the keys are the names of
+    the flags below, with underscores for dashes; the method's own options stand in a table \\[options].
 
     A setting that would change nothing is refused, with the reason.
 
-    Under attack the accuracy is that of the benign clients. An attack or rule takes its options after a colon, as in
-    lie:z=0.5; [cyan]fedkin attacks[/] and [cyan]fedkin rules[/] list them.
+    Under an attack, the accuracy is that of the benign clients. An attack or a rule takes its options after a colon, as
+    in lie:z=0.5; [cyan]fedkin attacks[/] and [cyan]fedkin rules[/] list them.
     """
     use_plugins(plugin)
     config = run_config_of(target, settings, set_ or [])
@@ -137,10 +138,10 @@ def demo(json: Json = False) -> None:
 )
 def split(
     settings: dict[str, Any],
-    file: Annotated[str | None, typer.Argument(metavar="[FILE.toml]", help="Settings from a TOML file.")] = None,
+    file: Annotated[str | None, typer.Argument(metavar="[FILE.toml]", help="A TOML file with settings.")] = None,
     json: Json = False,
 ) -> None:
-    """Show who would hold which classes, before anything trains."""
+    """Show which client would hold which classes, before anything trains."""
     from fedkin.cli.splits import show_split
 
     show_split(checked(make_config({**(from_file(file) if file else {}), **settings})), json)
@@ -155,14 +156,14 @@ def split(
     LOOK,
 )
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method: its paper, options and message size.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A method to show in detail.")] = None,
     model: Annotated[
         str, typer.Option("--model", metavar="NAME", help="The model whose message size is shown.")
     ] = "cnn-512",
     plugin: Plugins = None,
     json: Json = False,
 ) -> None:
-    """List the methods, or show one: paper, options with ranges, what is shared."""
+    """List the methods, or show one with its paper, its options and their ranges, and what it shares."""
     use_plugins(plugin)
     from fedkin.cli.listing import list_methods, show_method
 
@@ -185,7 +186,7 @@ def attacks(
     plugin: Plugins = None,
     json: Json = False,
 ) -> None:
-    """List what malicious clients can do, or show one attack: paper, options with ranges."""
+    """List what malicious clients can do, or show one attack with its paper, its options and their ranges."""
     use_plugins(plugin)
     from fedkin.cli.listing import list_attacks, show_attack
 
@@ -208,7 +209,7 @@ def rules(
     plugin: Plugins = None,
     json: Json = False,
 ) -> None:
-    """List the rules by which the server can average, or show one: paper, options with ranges."""
+    """List the rules by which the server can average, or show one with its paper, its options and their ranges."""
     use_plugins(plugin)
     from fedkin.cli.listing import list_rules, show_rule
 
@@ -231,9 +232,9 @@ def schedules(
     plugin: Plugins = None,
     json: Json = False,
 ) -> None:
-    """List how the learning rate can go from round to round, or show one schedule: what it does, options with ranges.
+    """List the ways in which the learning rate can change from round to round, or show one with its options.
 
-    Single clients can have rates of their own besides, with --lr-factors."""
+    With --lr-factors, single clients can have rates of their own as well."""
     use_plugins(plugin)
     from fedkin.cli.listing import list_schedules, show_schedule
 
@@ -252,13 +253,13 @@ def schedules(
     LOOK,
 )
 def datasets(
-    name: Annotated[str | None, typer.Argument(help="One data set.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A data set to show in detail.")] = None,
     data_dir: Annotated[
-        str | None, typer.Option("--data-dir", metavar="DIR", help="Where to look for the files.")
+        str | None, typer.Option("--data-dir", metavar="DIR", help="The folder in which to look for the files.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the data sets and whether their files are there, or show one."""
+    """List the data sets and say whether their files are there, or show one."""
     from fedkin.cli.listing import list_datasets, show_dataset
 
     if name is None:
@@ -294,7 +295,7 @@ def models(name: Annotated[str | None, typer.Argument(help="One model.")] = None
     LOOK,
 )
 def partitions(name: Annotated[str | None, typer.Argument(help="One partition.")] = None, json: Json = False) -> None:
-    """List the ways to deal samples to clients, or explain one."""
+    """List the ways to deal samples to clients, or explain one of them."""
     from fedkin.cli.listing import list_partitions, show_partition
 
     if name is None:
@@ -312,16 +313,17 @@ def partitions(name: Annotated[str | None, typer.Argument(help="One partition.")
     LOOK,
 )
 def bench(
-    what: Annotated[str, typer.Argument(help="One benchmark, or all.")] = "all",
+    what: Annotated[str, typer.Argument(help="A benchmark by name, or all.")] = "all",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... or auto.")] = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="Less work, rougher numbers.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do less work and get rougher numbers.")] = False,
     precision: Annotated[str, typer.Option(help="fp32, tf32, bf16 or auto.")] = "auto",
     way: Annotated[
-        str, typer.Option(help="How rows are trained: auto, or one way (each, threads, batched, graph).")
+        str,
+        typer.Option(help="How the clients' models are trained side by side: auto, each, threads, batched or graph."),
     ] = "auto",
     json: Json = False,
 ) -> None:
-    """Measure the speed of this machine, as ratios to the obvious loop over clients."""
+    """Measure how fast clients are trained here, compared with a plain loop over them."""
     from fedkin.bench.suite import run_bench
 
     rows = run_bench(what, device, quick, precision, way)

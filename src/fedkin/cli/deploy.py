@@ -17,7 +17,9 @@ from fedkin.config import is_folder
 from fedkin.errors import UsageError
 
 KEYS_HELP = "The folder that `fedkin keys new` made."
-Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for trials on a machine of one's own.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Use no TLS and no keys: only for trials on a machine of your own.")
+]
 
 
 @command(
@@ -38,41 +40,46 @@ def server(
     set_: Sets = None,
     keys: Annotated[str | None, typer.Option("--keys", metavar="DIR", help=KEYS_HELP)] = None,
     insecure: Insecure = False,
-    host: Annotated[str, typer.Option(help="The address to serve on; 0.0.0.0: all of this machine's.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to serve on; 0: any free one.")] = 9092,
+    host: Annotated[
+        str, typer.Option(help="The address to serve on; 0.0.0.0: all addresses of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to serve on; 0: any port that is free.")] = 9092,
     resume: Annotated[
-        str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run that was stopped.")
+        str | None, typer.Option("--resume", metavar="RUN", help="Continue a run that was stopped.")
     ] = None,
-    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for the sites to come.")] = 600.0,
-    deadline: Annotated[float, typer.Option(min=1, help="Seconds that the sites have for one exchange.")] = 600.0,
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until the sites have joined.")] = 600.0,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds that a site has to answer one question.")] = 600.0,
     phase_deadline: Annotated[
-        str | None, typer.Option("--phase-deadline", metavar="PHASE=SECONDS,...", help="Other deadlines for some.")
+        str | None,
+        typer.Option("--phase-deadline", metavar="PHASE=SECONDS,...", help="Deadlines for single phases, in seconds."),
     ] = None,
     minimum: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of all sites that has to be there for the run to go on.")
+        float, typer.Option(min=0, max=1, help="Share of all sites that must be connected for the run to continue.")
     ] = 0.5,
     give_up: Annotated[
-        float, typer.Option("--give-up", metavar="SECONDS", min=0, help="After so long without a reply, end.")
+        float, typer.Option("--give-up", metavar="SECONDS", min=0, help="End the run after so long without any reply.")
     ] = 3600.0,
     least: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Start with N sites if the others do not come or fit.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Start with N sites if the others do not join or their data do not fit."),
     ] = None,
     remove_after: Annotated[
         int, typer.Option(min=0, metavar="N", help="Remove a site after N invalid messages in a row; 0: never.")
     ] = 8,
-    max_classes: Annotated[int, typer.Option(min=1, help="Classes that the sites may name, in all.")] = 1000,
+    max_classes: Annotated[int, typer.Option(min=1, help="Number of classes that all sites together may name.")] = 1000,
     transport: Annotated[
-        str, typer.Option("--transport", metavar="fp32|fp16|int8", help="How numbers travel.")
+        str, typer.Option("--transport", metavar="fp32|fp16|int8", help="The format in which numbers are sent.")
     ] = "fp32",
     max_message: Annotated[
-        int | None, typer.Option(min=1, metavar="MB", help="Largest reply; unless said, eight times the model.")
+        int | None,
+        typer.Option(min=1, metavar="MB", help="The largest reply that is accepted (default: eight times the model)."),
     ] = None,
     json: Json = False,
 ) -> None:
     """Run an experiment over real sites, each with its own data on its own machine.
 
     Sites join with [cyan]fedkin client[/]. A site that fails is left out of that round and may come back; a server
-    that was killed goes on from its last checkpoint with --resume, and the sites come back by themselves.
+    that was killed continues from its last checkpoint with --resume, and the sites come back by themselves.
     """
     from fedkin.cli.live import run_screen
     from fedkin.cli.outcome import run_facts, summarise
@@ -163,41 +170,48 @@ def client(
     name: Annotated[str, typer.Option("--name", metavar="SITE", help="This site's name, as in its certificate.")],
     key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="This site's private key.")] = None,
     cert: Annotated[
-        str | None, typer.Option("--cert", metavar="FILE", help="This site's certificate [beside the key, .crt].")
+        str | None,
+        typer.Option("--cert", metavar="FILE", help="This site's certificate (default: the .crt file beside the key)."),
     ] = None,
     ca: Annotated[str | None, typer.Option("--ca", metavar="FILE", help="The server's ca.crt.")] = None,
     insecure: Insecure = False,
     folder: Annotated[
         str | None,
-        typer.Option("--folder", metavar="DIR", help="Where this site keeps its state and model [./fedkin-SITE]."),
+        typer.Option(
+            "--folder", metavar="DIR", help="The folder for this site's state and model (default: ./fedkin-SITE)."
+        ),
     ] = None,
-    label: Annotated[str, typer.Option(help="The column with the labels, in a table.")] = "label",
+    label: Annotated[str, typer.Option(help="The column that holds the labels, if the data are a table.")] = "label",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto: a GPU if there is one.")] = "auto",
     noise: Annotated[
         str,
         typer.Option(
             "--noise",
             metavar="secret|shared",
-            help="Draw noise from a seed of this site's own, or the run's.",
+            help="Whether noise is drawn from a seed that only this site knows, or from the run's.",
         ),
     ] = "secret",
     policy: Annotated[
         str | None,
-        typer.Option("--policy", metavar="FILE.toml", help="What this site allows, whatever the server asks."),
+        typer.Option(
+            "--policy", metavar="FILE.toml", help="A file that says what this site allows, whatever the server asks."
+        ),
     ] = None,
     max_message: Annotated[
-        int, typer.Option("--max-message", min=1, metavar="MB", help="Largest message that this site takes.")
+        int, typer.Option("--max-message", min=1, metavar="MB", help="The largest message that this site accepts.")
     ] = 1024,
-    stay: Annotated[bool, typer.Option("--stay", help="After a run, wait for the next.")] = False,
+    stay: Annotated[bool, typer.Option("--stay", help="After a run, wait for the next one.")] = False,
     give_up: Annotated[
-        float | None, typer.Option("--give-up", metavar="SECONDS", help="End after so long without a server.")
+        float | None,
+        typer.Option("--give-up", metavar="SECONDS", help="End if no server could be reached for so long."),
     ] = None,
 ) -> None:
     """Take part in a federation with this machine's data, which stay here.
 
-    Runs until the server says that the run is over; comes back by itself when the server or the network was away. Every
-    line that begins with "sent:" says in words and bytes what left this machine, and record.jsonl in its folder keeps
-    what was asked and answered. The model for this site is written to personal.safetensors there when the run is over.
+    The client works until the server says that the run is over, and connects again by itself if the server or the
+    network was away. Every line that begins with "sent:" says in words and bytes what left this machine, and
+    record.jsonl in the client's folder keeps what was asked and answered. When the run is over, the model for this
+    site is written to personal.safetensors in the same folder.
     """
     from fedkin.deploy.certificates import identity_of, site_name
     from fedkin.deploy.doctor import address
@@ -259,18 +273,19 @@ def _line(text: str) -> None:
     settings=everything,
 )
 def local_cluster(
-    number: Annotated[int, typer.Argument(metavar="N", min=1, max=64, help="How many client processes.")],
+    number: Annotated[int, typer.Argument(metavar="N", min=1, max=64, help="The number of client processes.")],
     settings: dict[str, Any],
     method: Annotated[str, typer.Option("--method", metavar="METHOD", help="Which method.")] = "fedcap",
     set_: Sets = None,
     folder: Annotated[
-        str, typer.Option("--folder", metavar="DIR", help="A new folder for keys, data files, models and logs.")
+        str,
+        typer.Option("--folder", metavar="DIR", help="The folder, a new one, for keys, data files, models and logs."),
     ] = "cluster",
     insecure: Insecure = False,
 ) -> None:
-    """Try a deployment on this machine: a server and N clients as processes of their own, with keys and TLS.
+    """Try a deployment on this machine: a server and N clients, each a process of its own, with keys and TLS.
 
-    The data set is dealt to N files, one for each client; all processes end with the run.
+    The data set is dealt to N files, one for each client. All processes end with the run.
     """
     from fedkin.deploy.cluster import run_cluster
 

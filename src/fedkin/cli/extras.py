@@ -13,7 +13,7 @@ Plugins = Annotated[
         "--plugin",
         metavar="FILE.py",
         help="Run this file of your own first: it registers methods, attacks "
-        "or rules. Repeatable. Only give files you trust.",
+        "or rules. Can be repeated. Give only files that you trust.",
     ),
 ]
 SinkFlags = Annotated[
@@ -21,7 +21,7 @@ SinkFlags = Annotated[
     typer.Option(
         "--sink",
         metavar="NAME[:WHERE]",
-        help="Also send metrics to tensorboard\\[:DIR], mlflow\\[:URI] or wandb\\[:PROJECT]. Repeatable.",
+        help="Also send metrics to tensorboard\\[:DIR], mlflow\\[:URI] or wandb\\[:PROJECT]. Can be repeated.",
     ),
 ]
 

@@ -66,7 +66,7 @@ def _metavar(field: Described) -> str:
 
 def _help(field: Described) -> str:
     """The help of an option, with its default and, for numbers, its range."""
-    notes = [] if field.default is None else [f"default {str(field.default).lower()}"]
+    notes = [] if field.default is None else [f"default: {str(field.default).lower()}"]
     if "number" in field.type:
         notes.append(field.accepts)
     return f"{field.help} [{'; '.join(notes)}]".replace("[", "\\[") if notes else field.help
@@ -212,7 +212,7 @@ def grid_configs(
 ) -> list[Config]:
     """The configurations of `fedkin compare`, seed by seed: every method under every attack, rule and setting.
 
-    Flags win over what the files say, lists included. Methods are judged at one point unless told otherwise. `say`
+    Flags win over what the files say, lists included. Methods are evaluated at one point unless told otherwise. `say`
     hears which settings some runs go without."""
     from fedkin.sweep.runner import expand, flat_options
 

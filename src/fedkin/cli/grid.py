@@ -118,7 +118,7 @@ def summary_table(grid: Grid) -> RenderableType:
 
 def rendered(made: Sheet) -> RenderableType:
     heads = [escape(h) for h in made.head]
-    shown = table(escape(made.title), *heads, right=[h for h in heads[made.left :] if h not in ("judged", "over")])
+    shown = table(escape(made.title), *heads, right=[h for h in heads[made.left :] if h not in ("evaluated", "over")])
     for row in made.rows:
         shown.add_row(*map(_cell, row))
     notes = "\n".join(made.notes)

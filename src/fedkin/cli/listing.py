@@ -102,7 +102,7 @@ def show_method(name: str, model: str, as_json: bool) -> None:
     out.print(_doc(METHODS[name]), markup=False)
     _print_options(facts["options"], "Options (--set NAME=VALUE)")
     if facts["departs"]:
-        out.print("Where this is not, or not only, what the paper prints:", style="bold")
+        out.print("Where FedKin departs from the paper:", style="bold")
         for text in facts["departs"]:
             out.print(f"- {text}", markup=False, highlight=False)
         out.print()

@@ -111,7 +111,7 @@ def summarise(result: Result) -> None:
 
 
 def _point(result: Result) -> str:
-    """When models were judged, and who chose that."""
+    """When models were evaluated, and who chose that."""
     said = POINTS[result.prepared.eval_point]
     return f"{said} ({result.method}'s own point)" if result.config.eval_point == "auto" else said
 

@@ -31,24 +31,28 @@ if TYPE_CHECKING:
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Runs by name, the beginning of one, pattern or folder; last; all."),
+        typer.Argument(
+            metavar="RUN...", help="Runs: a name or its beginning, a pattern, a folder of runs, last, or all."
+        ),
     ],
     to: Annotated[
         Path | None,
         typer.Option(
-            "--to", metavar="DIR", help="Where to write; by default one run's own folder, else ./fedkin-report."
+            "--to",
+            metavar="DIR",
+            help="The folder to write to (default: the run's own folder; for several runs ./fedkin-report).",
         ),
     ] = None,
     format: Annotated[
-        str, typer.Option("--format", metavar="LIST", help="html, png, svg, with commas between.")
+        str, typer.Option("--format", metavar="LIST", help="The formats, with commas between: html, png, svg.")
     ] = "html",
     runs_dir: RunsDir = None,
     json: Json = False,
 ) -> None:
     """Write a report: one HTML page that needs nothing beside it, and the figures as PNG or SVG.
 
-    Several runs make one report; those that differ only in the seed are averaged. With a run of the method local
-    among them it shows what each client gains over training alone.
+    Several runs make one report; those that differ only in the seed are averaged. If a run of the
+    method local is among them, the report also shows what each client gains over training alone.
     """
     formats = [part.strip() for part in format.split(",") if part.strip()]
     if not formats:

@@ -42,10 +42,11 @@ TIMING = 60.0  # seconds at most that rounds are timed for, where only a plan is
 )
 def reproduce(
     paper: Annotated[
-        str | None, typer.Argument(metavar="[PAPER]", help="A paper, claims or natural; none: list them.")
+        str | None,
+        typer.Argument(metavar="[PAPER]", help="A paper by name, or claims, or natural (default: list them)."),
     ] = None,
     table: Annotated[
-        str | None, typer.Argument(metavar="[TABLE,...]", help="One of its tables, or several; none: all.")
+        str | None, typer.Argument(metavar="[TABLE,...]", help="One or several of its tables (default: all).")
     ] = None,
     rows: Annotated[
         str | None, typer.Option("--rows", metavar="A,B,...", help="Only these rows, or groups of rows.")
@@ -55,32 +56,42 @@ def reproduce(
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option("--seeds", metavar="N|A,B,...", help="How many seeds, or which. \\[default: 3; with --quick 1]"),
+        typer.Option(
+            "--seeds", metavar="N|A,B,...", help="How many seeds, or a list of seeds. \\[default: 3; with --quick 1]"
+        ),
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option("--budget", metavar="MINUTES", min=0, help="Begin nothing new after so many minutes."),
+        typer.Option("--budget", metavar="MINUTES", min=0, help="Begin no new run after so many minutes."),
     ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and how long it takes.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Far fewer rounds and samples: numbers mean nothing.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Run also what was run before.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say what would be run and how long it would take.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Use far fewer rounds and samples; the numbers then mean nothing.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Run cells again that were run before.")] = False,
     together: Annotated[
         int | None,
         typer.Option(
             "--together",
             metavar="N",
             min=1,
-            help="Runs at a time on a device. \\[default: 8 on a GPU, else 1]",
+            help="The number of runs that train at once on a device. \\[default: 8 on a GPU, else 1]",
         ),
     ] = None,
     jobs: Annotated[
-        int, typer.Option("--jobs", metavar="N", min=1, help="Processes that share the work, and the device.")
+        int,
+        typer.Option("--jobs", metavar="N", min=1, help="The number of processes that share the work and the device."),
     ] = 1,
     save: Annotated[
-        str | None, typer.Option("--save", metavar="DIR", help="Put the numbers into DIR/PAPER/TABLE.json.")
+        str | None, typer.Option("--save", metavar="DIR", help="Write the numbers to DIR/PAPER/TABLE.json.")
     ] = None,
     render: Annotated[
-        bool, typer.Option("--render", help="Make RESULTS.md and docs/natural.md from results (or --save DIR).")
+        bool,
+        typer.Option(
+            "--render", help="Write RESULTS.md and docs/natural.md from the numbers in results (or in --save DIR)."
+        ),
     ] = False,
     markdown: Annotated[
         str | None, typer.Option("--markdown", metavar="FILE", help="Write the tables as Markdown.")
@@ -90,15 +101,17 @@ def reproduce(
     ] = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... or auto.")] = "auto",
     precision: Annotated[str, typer.Option(help="fp32, tf32, bf16 or auto.")] = "auto",
-    data_dir: Annotated[str | None, typer.Option("--data-dir", metavar="DIR", help="Where data sets lie.")] = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch data sets that are not here.")] = False,
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", metavar="DIR", help="The folder that holds data sets.")
+    ] = None,
+    download: Annotated[bool, typer.Option("--download", help="Download data sets that are not here.")] = False,
     runs_dir: RunsDir = None,
     json: Json = False,
 ) -> None:
-    """Run a paper's table again and print its numbers beside ours.
+    """Run the experiments of a paper's table again and print our numbers beside the paper's.
 
-    What was run before is not run again, so a table can be stopped and taken up later. A cell that cannot be run says
-    why. Without a paper, the papers and their tables are listed.
+    What was run before is not run again, so a table can be stopped and continued later. For a cell that cannot be run,
+    the reason is printed. Without a paper, the papers and their tables are listed.
     """
     if render:
         return _render(save or "results")

@@ -67,7 +67,7 @@ def runs(
     runs_dir: RunsDir = None,
     json: Json = False,
 ) -> None:
-    """List the runs: what, when, how far, how well."""
+    """List the runs: what was run and when, how far it came and how accurate it is."""
     if sort not in SORTS:
         raise unknown("key to sort by", sort, SORTS)
     if status is not None and status not in STATUSES:
@@ -139,12 +139,12 @@ def show(
     run: Run,
     export: Annotated[
         tuple[str, str] | None,
-        typer.Option("--export", metavar="csv|parquet DIR", help="Write its tables as files into a folder."),
+        typer.Option("--export", metavar="csv|parquet DIR", help="Write the run's tables as files into a folder."),
     ] = None,
     runs_dir: RunsDir = None,
     json: Json = False,
 ) -> None:
-    """What exactly was this run: settings, split, versions, who failed or was removed, and every client's number."""
+    """Show what a run was: settings, split, versions, clients that failed or were removed, each client's result."""
     folder = Catalogue(runs_dir).locate(run)
     if export is not None:
         written = folder.export(cast(Literal["csv", "parquet"], export[0]), export[1])
@@ -326,7 +326,7 @@ def _clients(folder: RunFolder) -> Any:
 
 @command("diff", "fedkin diff fedavg-20261115-171502-a3f9 fedcap-20261115-171730-11c0", RUNS)
 def diff_runs(a: Run, b: Run, runs_dir: RunsDir = None, json: Json = False) -> None:
-    """What two runs do not have in common: settings, environment, result."""
+    """Show in what two runs differ: settings, environment, result."""
     catalogue = Catalogue(runs_dir)
     one, two = catalogue.locate(a).info, catalogue.locate(b).info
     found = diff(one, two)
@@ -359,10 +359,10 @@ def _short(value: Any) -> str:
 def resume(
     run: Run, runs_dir: RunsDir = None, sink: SinkFlags = None, plugin: Plugins = None, json: Json = False
 ) -> None:
-    """Go on with a run after Ctrl-C, a crash or a power cut.
+    """Continue a run after Ctrl-C, a crash or a power cut.
 
-    It continues from the newest sound checkpoint to the result that the uninterrupted run would have had, bit for bit
-    on a CPU. A finished run is only shown.
+    The run continues from the newest checkpoint that is undamaged, to the result that it would have had without the
+    interruption, bit for bit on a CPU. A finished run is only shown.
     """
     use_plugins(plugin)
     to = sinks_of(sink)

@@ -32,14 +32,14 @@ NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
     MAKE,
 )
 def new(
-    kind: Annotated[str, typer.Argument(metavar="method|attack|rule", help="What to begin.")],
+    kind: Annotated[str, typer.Argument(metavar="method|attack|rule", help="What to write.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name: letters, digits, dashes, underscores.")],
     to: Annotated[str, typer.Option("--to", metavar="DIR", help="The folder for the two files.")] = ".",
     json: Json = False,
 ) -> None:
-    """Write a working method, attack or rule of some forty lines, and its test.
+    """Write a file with a working method, attack or rule of some forty lines, and a test for it.
 
-    The test puts it through the same checks as everything that comes with FedKin. Nothing is overwritten.
+    The test runs the same checks that the methods, attacks and rules of FedKin pass. Nothing is overwritten.
     """
     source, test = write(kind, name, Path(to))
     use = Template(KINDS[kind]).substitute(name=name)

@@ -25,9 +25,14 @@ keys = typer.Typer(
 )
 app.add_typer(keys, name="keys", rich_help_panel=DEPLOY)
 
-Folder = Annotated[str, typer.Argument(metavar="DIR", help="The server's folder of keys.")]
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="The folder of keys on the server.")]
 Hosts = Annotated[
-    str, typer.Option("--host", metavar="NAME[,NAME]", help="Names and addresses by which sites reach the server.")
+    str,
+    typer.Option(
+        "--host",
+        metavar="NAME[,NAME]",
+        help="The names and addresses by which sites reach the server, with commas between.",
+    ),
 ]
 
 
@@ -59,18 +64,23 @@ def _listed(text: str | None) -> list[str]:
     """,
 )
 def keys_new(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="A new folder.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder to make.")],
     host: Hosts,
     sites: Annotated[
         str | None,
         typer.Option(
-            "--sites", metavar="NAME,...", help="Sites whose keys are made here too; better: `keys new-site` on site."
+            "--sites",
+            metavar="NAME,...",
+            help="Sites whose keys are made here as well; it is safer to run `fedkin keys new-site` at each site.",
         ),
     ] = None,
-    days: Annotated[int, typer.Option(help="How long the authority is valid; the server 825 days at most.")] = 730,
+    days: Annotated[
+        int,
+        typer.Option(help="How long the authority is valid; the server's certificate is valid for at most 825 days."),
+    ] = 730,
     json: Json = False,
 ) -> None:
-    """Make an authority and the server's certificate; on the server, once.
+    """Make a certificate authority and the server's certificate. Run this once, on the server.
 
     Give ca.crt to every site. Nothing that exists is overwritten.
     """
@@ -89,12 +99,12 @@ def keys_new(
 @_key_command("new-site", "fedkin keys new-site siteA --to ~/fedkin")
 def keys_new_site(
     name: Annotated[str, typer.Argument(help="The site's name.")],
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Where NAME.key and NAME.csr are written.")] = ".",
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="The folder for NAME.key and NAME.csr.")] = ".",
     json: Json = False,
 ) -> None:
-    """Make a site's key and a request for its certificate; on the site, once. Only NAME.csr goes to the server.
+    """Make a site's key and a request for its certificate. Run this once, at the site; only NAME.csr leaves it.
 
-    Read the fingerprint to whoever runs the server, over the phone or in person.
+    Tell the person who runs the server the fingerprint, by phone or in person.
     """
     from fedkin.deploy.authority import new_site
     from fedkin.deploy.certificates import fingerprint, load_request
@@ -119,15 +129,20 @@ def keys_new_site(
 )
 def keys_sign(
     folder: Folder,
-    request: Annotated[str, typer.Argument(metavar="NAME.csr", help="The site's request.")],
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The site's name [the request's].")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="In place of the key the site had.")] = False,
-    days: Annotated[int, typer.Option(help="How long the certificate is valid, within the authority's time.")] = 400,
+    request: Annotated[str, typer.Argument(metavar="NAME.csr", help="The site's request, NAME.csr.")],
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="The site's name (default: the one in the request).")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the key that the site had.")] = False,
+    days: Annotated[
+        int, typer.Option(help="How long the certificate is valid; it ends with the authority at the latest.")
+    ] = 400,
     json: Json = False,
 ) -> None:
-    """Let a site join: make its certificate, DIR/sites/NAME.crt. Compare the fingerprint with the site's first.
+    """Let a site join: make its certificate, DIR/sites/NAME.crt. Compare the fingerprint with the site's before that.
 
-    The same request signed again makes a new certificate for the same key. A server that is running notices.
+    If the same request is signed again, the site gets a new certificate for the same key. A server that is running
+    notices this.
     """
     from fedkin.deploy.authority import sign
 
@@ -141,7 +156,7 @@ def keys_sign(
 
 @_key_command("revoke", "fedkin keys revoke keys siteA")
 def keys_revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The site.")], json: Json = False) -> None:
-    """Take a site off the list; its certificate is refused from now on, by a server that is running, too."""
+    """Remove a site from the list. Its certificate is refused from now on, also by a server that is running."""
     from fedkin.deploy.authority import revoke
 
     site = revoke(folder, name)
@@ -152,7 +167,7 @@ def keys_revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The si
 
 @_key_command("renew", "fedkin keys renew keys --host server.example.org")
 def keys_renew(folder: Folder, host: Hosts, json: Json = False) -> None:
-    """A new certificate for the server, by the same authority; the sites change nothing."""
+    """Make a new certificate for the server by the same authority. Nothing changes for the sites."""
     from fedkin.deploy.authority import renew_server
 
     renew_server(folder, _listed(host))
@@ -161,7 +176,7 @@ def keys_renew(folder: Folder, host: Hosts, json: Json = False) -> None:
 
 @_key_command("show", "fedkin keys show keys")
 def keys_show(folder: Folder, json: Json = False) -> None:
-    """Fingerprints and expiry of the certificates, and which sites may join."""
+    """Show the fingerprints of the certificates, when they expire, and which sites may join."""
     _show_folder(folder, json)
 
 
@@ -229,22 +244,32 @@ def doctor(
     ca: Annotated[str | None, typer.Option("--ca", metavar="FILE", help="The authority's certificate, ca.crt.")] = None,
     key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="The site's private key.")] = None,
     cert: Annotated[
-        str | None, typer.Option("--cert", metavar="FILE", help="The site's certificate [beside the key, .crt].")
+        str | None,
+        typer.Option("--cert", metavar="FILE", help="The site's certificate (default: the .crt file beside the key)."),
     ] = None,
     data: Annotated[str | None, typer.Option("--data", metavar="FILE", help="The site's data.")] = None,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE.toml", help="The experiment, for its model.")
+        str | None,
+        typer.Option("--config", metavar="FILE.toml", help="The experiment's TOML file, which names the model."),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option("--policy", metavar="FILE.toml", help="What this site allows; with --config, of it.")
+        str | None,
+        typer.Option(
+            "--policy",
+            metavar="FILE.toml",
+            help="A file that says what this site allows; with --config, the experiment is compared with it.",
+        ),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="The server was started without TLS.")] = False,
     join: Annotated[
-        bool, typer.Option("--join", help="Also be let in by the server, and leave at once; not beside a client.")
+        bool,
+        typer.Option(
+            "--join", help="Also join the server and leave at once; not while a client of this site is running."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Check a site step by step: its data, its key, the way to the server.
+    """Check a site step by step: its data, its key, its connection to the server.
 
     The exit status is 1 if a step failed. Nothing about the data leaves this machine.
     """
@@ -278,7 +303,11 @@ def doctor(
     if json:
         print_json({"ready": not failed, "steps": [vars(s) for s in steps]})
     elif not failed:
-        out.print("[green]This site is ready.[/]" if server else "So far so good; --server checks the way there.")
+        out.print(
+            "[green]This site is ready.[/]"
+            if server
+            else "So far so good; --server also checks the connection to the server."
+        )
     if failed:
         raise typer.Exit(1)
 
@@ -295,14 +324,21 @@ def doctor(
     DEPLOY,
 )
 def predict(
-    model: Annotated[str, typer.Option("--model", metavar="FILE", help="A personal model, .safetensors.")],
+    model: Annotated[str, typer.Option("--model", metavar="FILE", help="The file of a personal model, .safetensors.")],
     data: Annotated[
-        str, typer.Option("--data", metavar="FILE", help="Samples: .npz (x; y if known), .csv or .parquet.")
+        str,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="The samples: .npz (with x, and y if the labels are known), .csv or .parquet.",
+        ),
     ],
-    out: Annotated[str | None, typer.Option("--out", metavar="FILE.csv", help="Write all predictions here.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE.csv", help="Write all predictions to this file.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Let a personal model judge new samples; with labels in the file, also how often it is right."""
+    """Classify new samples with a personal model. If the file holds labels, also say how often the model is right."""
     from fedkin.use.model_file import load
     from fedkin.use.predict import predict as judge
     from fedkin.use.predict import read_samples
@@ -313,7 +349,7 @@ def predict(
         found.write_csv(out)
     if found.foreign:
         messages().print(
-            f"[yellow]labels the model does not know, counted as wrong: {escape(', '.join(found.foreign[:20]))}[/]",
+            f"[yellow]labels unknown to the model, counted as wrong: {escape(', '.join(found.foreign[:20]))}[/]",
             soft_wrap=True,
         )
     if json:
@@ -343,15 +379,25 @@ def predict(
 )
 def export(
     what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="A run, or a personal model's file.")],
-    client: Annotated[str, typer.Option("--client", metavar="NAME,...|all", help="Whose models, of a run.")] = "all",
+    client: Annotated[
+        str,
+        typer.Option(
+            "--client",
+            metavar="NAME,...|all",
+            help="The clients of a run whose models are written, with commas between, or all.",
+        ),
+    ] = "all",
     to: Annotated[
-        str | None, typer.Option("--to", metavar="DIR", help="The folder to write to [beside the file].")
+        str | None,
+        typer.Option(
+            "--to", metavar="DIR", help="The folder to write to (default, for a model file: the file's own folder)."
+        ),
     ] = None,
     format: Annotated[str, typer.Option("--format", metavar="NAME,...", help="safetensors, onnx.")] = "safetensors",
     runs_dir: RunsDir = None,
     json: Json = False,
 ) -> None:
-    """Personal models as files: of a run, or a model file in another format."""
+    """Write the personal models of a run as files, or a model file in another format."""
     from fedkin.use.export import convert, export_run, formats
 
     wanted = formats(format)

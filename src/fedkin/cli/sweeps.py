@@ -31,23 +31,29 @@ METRIC_NAMES = "macro, micro, worst-decile, best-macro, best-micro, best-worst-d
 )
 def compare(
     methods: Annotated[
-        list[str], typer.Argument(metavar="METHOD...", help="Methods; TOML files for settings and grids.")
+        list[str], typer.Argument(metavar="METHOD...", help="Methods by name, and TOML files with settings and grids.")
     ],
     settings: dict[str, Any],
     seeds: Annotated[
         str | None,
-        typer.Option("--seeds", metavar="N|A,B,...", help="How many seeds, from --seed on; or a list of them."),
+        typer.Option("--seeds", metavar="N|A,B,...", help="How many seeds, beginning with --seed, or a list of seeds."),
     ] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
-            "--grid", metavar="NAME=A,B,...", help="Several values of a setting or of a method's option; repeatable."
+            "--grid",
+            metavar="NAME=A,B,...",
+            help="Several values of a setting or of a method's option; can be repeated.",
         ),
     ] = None,
     set_: Sets = None,
     baseline: Annotated[
         str | None,
-        typer.Option("--baseline", metavar="METHOD", help="Test every other method against this one (Wilcoxon)."),
+        typer.Option(
+            "--baseline",
+            metavar="METHOD",
+            help="Test every other method against this one (Wilcoxon's signed-rank test).",
+        ),
     ] = None,
     metric: Annotated[
         str,
@@ -55,9 +61,16 @@ def compare(
     ] = "macro",
     together: Annotated[
         int | None,
-        typer.Option("--together", metavar="N", min=1, help="So many runs at once (default: on a GPU 8, else 1)."),
+        typer.Option(
+            "--together",
+            metavar="N",
+            min=1,
+            help="The number of runs that train at once (default: 8 on a GPU, else 1).",
+        ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run all again, also what is finished.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run everything again, also the runs that are finished.")
+    ] = False,
     markdown: Annotated[
         str | None, typer.Option("--markdown", metavar="FILE", help="Write the table as Markdown.")
     ] = None,
@@ -69,24 +82,26 @@ def compare(
     plugin: Plugins = None,
     json: Json = False,
 ) -> None:
-    """Train several methods under the same conditions; one table, mean ± std over seeds.
+    """Train several methods under the same conditions, and print one table: the mean ± standard deviation over seeds.
 
-    All methods are judged at the same point: the clients' models as received, unless --eval-point says otherwise.
-    After_local judges all of them after local training; auto judges each method at its own point, and every row says
-    at which.
+    All methods are evaluated at the same point: with the clients' models as received from the server, unless
+    --eval-point says otherwise. With after_local all of them are evaluated after local training; with auto each method
+    is evaluated at the point that it names, and every row says which.
 
-    Every run has its folder. What is finished is not done again; what was interrupted goes on: after Ctrl-C the same
-    command continues. A run that fails is shown as failed and does not stop the others; one that diverged is marked,
-    with the reason below the table. Either makes the exit status 1, a divergence only where nobody attacks.
+    Every run has its folder. Runs that are finished are not done again, and runs that were interrupted continue: after
+    Ctrl-C, give the same command again. A run that fails is shown as failed and does not stop the others. A run that
+    diverged is marked, with the reason below the table. The exit status is 1 if a run failed, or if one diverged
+    without an attack.
 
     --set NAME=VALUE reaches every method that has the option; --set METHOD.NAME=VALUE reaches one.
 
-    Here --attack and --rule take several with commas between, each with its own options: in
-    --attack none,backdoor:target=1,share=0.5,ipm there are three attacks, as share=0.5 has no name before a colon.
-    Every method meets every attack under every rule, at every value of --grid; a run goes without settings that would
-    change nothing in it (a method that averages by no rule runs once), and what changes no run is refused.
+    Here --attack and --rule take several names with commas between, each with its own options. For example, --attack
+    none,backdoor:target=1,share=0.5,ipm names three attacks: share=0.5 is an option, as it has no name and colon before
+    it. Every method runs under every attack and every rule, with every value of --grid. A setting that would change
+    nothing in a run is left out there (a method that does not average by a rule runs once), and a setting that changes
+    no run at all is refused.
 
-    A TOML file says the same in a table \\[grid], and adds single cells with \\[\\[cell]].
+    A TOML file can say the same in a table \\[grid], and adds single cells with \\[\\[cell]].
     """
     use_plugins(plugin)
     configs = grid_configs(methods, settings, set_ or [], seeds, grid or [], _remark)
@@ -139,7 +154,7 @@ def title_of(configs: Sequence[Any]) -> str:
         f"{each('clients').replace('None', 'all')} clients",
         each("partition"),
         f"{each('rounds')} rounds",
-        f"judged {_points(configs)}",
+        f"evaluated {_points(configs)}",
     ]
     if each("attack") != "none":
         hostile = [c for c in configs if c.attack != "none"]

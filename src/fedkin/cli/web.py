@@ -23,14 +23,21 @@ from fedkin.errors import UsageError
 )
 def web(
     runs_dir: RunsDir = None,
-    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0: any that is free.")] = 8765,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Which address to bind.")] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            "--port", metavar="PORT", min=0, max=65535, help="The port to serve on; 0: any port that is free."
+        ),
+    ] = 8765,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to serve on.")] = "127.0.0.1",
     token: Annotated[
         str | None,
-        typer.Option("--token", metavar="TEXT", envvar="FEDKIN_TOKEN", show_envvar=True, help="A secret to ask for."),
+        typer.Option(
+            "--token", metavar="TEXT", envvar="FEDKIN_TOKEN", show_envvar=True, help="A secret that visitors must give."
+        ),
     ] = None,
 ) -> None:
-    """Look at all runs in the browser, live while one goes on.
+    """Show all runs in the browser, live while they train.
 
     Only this machine can connect. Another --host needs a --token of at least 16 characters, which the first visit
     gives as ?token=...; better set FEDKIN_TOKEN, as other users of this machine see a command's flags.

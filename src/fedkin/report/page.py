@@ -764,7 +764,7 @@ def _summary(group: Group) -> dict[str, Any]:
 
 
 def _evaluated(run: RunData) -> str:
-    """When a client's model was judged, in words."""
+    """When a client's model was evaluated, in words."""
     point = str(run.info.prepared.get("eval_point", ""))[:40]
     said = POINTS.get(point, point)
     tuned = " and after the last fine-tuning" if run.last["final"] == 1 else ""
@@ -772,11 +772,11 @@ def _evaluated(run: RunData) -> str:
 
 
 def _judged(runs: Sequence[RunData]) -> str:
-    """When the clients' models were judged, where it is the same for all."""
+    """When the clients' models were evaluated, where it is the same for all."""
     points = {str(run.info.prepared.get("eval_point", ""))[:40] for run in runs}
     if len(points) > 1:
-        return "Not all models were judged at the same point: see the column Evaluated."
-    return f"All models judged {''.join(POINTS.get(p, p) for p in points)}."
+        return "Not all models were evaluated at the same point: see the column Evaluated."
+    return f"All models were evaluated {''.join(POINTS.get(p, p) for p in points)}."
 
 
 def _row(run: RunData) -> dict[str, Any]:

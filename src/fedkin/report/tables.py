@@ -79,7 +79,7 @@ def _lines(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paire
         "sent",
         "wall s",
         "rounds s",
-        *(["judged"] if judged else []),
+        *(["evaluated"] if judged else []),
     ]
     rows = []
     tops = {m: _top(groups, m) for m in SHORT}
@@ -131,7 +131,7 @@ def _matrix(
         "method",
         *(["rule"] if several else []),
         *(c or TITLES[metric] for c in columns),
-        *(["judged"] if judged else []),
+        *(["evaluated"] if judged else []),
     ]
     return Sheet(_title(groups), head, rows, left=2 if several else 1)
 
@@ -209,9 +209,9 @@ def _points(groups: Sequence[Group]) -> list[str]:
 
 
 def _when(groups: Sequence[Group]) -> str:
-    """The point at which models were judged, where it is one for all."""
+    """The point at which models were evaluated, where it is one for all."""
     points = _points(groups)
-    return "judged as each row says" if len(points) > 1 else f"judged {''.join(POINTS.get(p, p) for p in points)}"
+    return "evaluated as each row says" if len(points) > 1 else f"evaluated {''.join(POINTS.get(p, p) for p in points)}"
 
 
 def _judged(group: Group) -> str:
@@ -258,7 +258,7 @@ def _notes(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paire
 
 
 def _elsewhere(groups: Sequence[Group]) -> list[str]:
-    """Methods whose models are what local training makes of them, judged before it."""
+    """Methods whose models are what local training makes of them, evaluated before it."""
     own = dict(METHODS.items())
     found = dict.fromkeys(
         g.config.method
@@ -266,9 +266,9 @@ def _elsewhere(groups: Sequence[Group]) -> list[str]:
         if g.points == ["received"] and g.config.method in own and own[g.config.method].eval_point != "received"
     )
     said = {"fedavg-ft": "fedavg-ft as received is fedavg"}
-    before = "is judged before the local training that makes its models"
+    before = "is evaluated before the local training that makes its models"
     return [
-        f"{said.get(m, f'{m} {before}')}: --eval-point after_local judges all methods after local training, auto "
+        f"{said.get(m, f'{m} {before}')}: --eval-point after_local evaluates all methods after local training, auto "
         "each at its own point"
         for m in found
     ]

@@ -168,7 +168,7 @@ class Group(groups.Group[Outcome]):
 
     @property
     def points(self) -> list[str]:
-        """When models were judged."""
+        """When models were evaluated."""
         return list(dict.fromkeys(o.eval_point for o in self.outcomes))
 
     def metric(self, name: str) -> dict[str, float]:
