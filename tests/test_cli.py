@@ -422,7 +422,7 @@ def test_wrong_attacks_are_refused_before_the_data_are_read(monkeypatch: pytest.
 
 def test_one_attack_and_one_rule() -> None:
     got = answer("attacks", "lie")
-    assert got["options"][0] == {"name": "z", "default": None, "accepts": "a number, or none", "help": ANY}
+    assert got["options"][0] == {"name": "z", "default": None, "accepts": "a number or none", "help": ANY}
     assert [o["name"] for o in got["options"][1:]] == ["lie_about_votes"]
     assert got["changes"] == ["what they send"]
     assert "Baruch" in got["paper"]

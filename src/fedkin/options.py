@@ -167,7 +167,7 @@ def _accepts(field: dataclasses.Field[Any], kind: Any) -> str:
     elif high is not None:
         span = f" up to {high}"
     others = [*words[1:], "inf"] if field.metadata.get("infinite") else words[1:]
-    return f"{words[0]}{span}" + "".join(f", or {other}" for other in others)
+    return (", or " if span else " or ").join([words[0] + span, *others])
 
 
 def _type_name(kind: Any) -> str:

@@ -40,7 +40,9 @@ class Schedule:
     about: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     warmup: int = option(
-        0, "rounds in which the rate rises linearly: 1/n of it in the first, all of it in round n", low=0
+        0,
+        "number of rounds n in which the rate rises linearly, from 1/n of it in the first to all of it in round n",
+        low=0,
     )
 
     def rate(self, lr: float, round: int, rounds: int) -> float:
@@ -69,8 +71,8 @@ class Step(Schedule):
     """The rate is multiplied by gamma after every so many rounds, or after each of the rounds given: with every=10 or
     after=10 round 11 is the first with a smaller one. One of the two has to be given."""
 
-    about = "times gamma every n rounds, or after given rounds"
-    every: int | None = option(None, "rounds between two steps", low=1)
+    about = "the rate is multiplied by gamma every n rounds, or after given rounds"
+    every: int | None = option(None, "number of rounds between two steps", low=1)
     after: str | None = option(None, "the rounds after which there is a step, as in 10+20")
     gamma: float = option(0.1, "what the rate is multiplied by at a step", above=0, high=1)
 
@@ -97,7 +99,7 @@ class Step(Schedule):
 class Exponential(Schedule):
     """The rate of a round is gamma times that of the round before."""
 
-    about = "times gamma every round"
+    about = "the rate is multiplied by gamma in every round"
     gamma: float = option(0.99, "what the rate is multiplied by in each round", above=0, high=1)
 
     def decayed(self, lr: float, round: int, rounds: int) -> float:
@@ -110,7 +112,7 @@ class Cosine(Schedule):
     """minimum + (lr - minimum) (1 + cos(pi t / T)) / 2 in round t = 0, ..., T - 1 of T: slowly at first and at the end.
     The minimum is where the curve would be after the last round."""
 
-    about = "along half a cosine over the run's rounds, down to a minimum"
+    about = "the rate falls along half a cosine over the run's rounds, down to a minimum"
     paper = "Loshchilov and Hutter, ICLR 2017"
     minimum: float = option(0.0, "the rate at the end of the curve", low=0)
 

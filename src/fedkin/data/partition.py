@@ -106,7 +106,7 @@ class Iid(Partition):
     """Shuffle and cut into equal parts."""
 
     form: ClassVar[str] = "iid"
-    about: ClassVar[str] = "every client a random part of equal size"
+    about: ClassVar[str] = "every client gets a random part of equal size"
 
     def deal(self, dataset: Dataset, clients: int | None, rng: np.random.Generator) -> Deal:
         return Deal([part.copy() for part in np.array_split(rng.permutation(len(dataset)), needed(clients))])
@@ -254,7 +254,9 @@ class Dirichlet(Partition):
     alpha: float
     least: int | None = None
     form: ClassVar[str] = "dirichlet:ALPHA[:LEAST_SAMPLES]"
-    about: ClassVar[str] = "class proportions from a Dirichlet distribution; small ALPHA is very uneven (PFLlib)"
+    about: ClassVar[str] = (
+        "class proportions drawn from a Dirichlet distribution; a small ALPHA is very uneven (PFLlib)"
+    )
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.alpha) and self.alpha > 0):
@@ -313,7 +315,7 @@ class Groups(Partition):
 
     dominant: float = 0.8
     form: ClassVar[str] = "groups[:SHARE]"
-    about: ClassVar[str] = "digits, lower case, upper case: SHARE of a client from its group (FedCAP)"
+    about: ClassVar[str] = "three groups (digits, lower case, upper case); SHARE of a client is from its group (FedCAP)"
 
     def __post_init__(self) -> None:
         if not 0 < self.dominant <= 1:
@@ -353,7 +355,7 @@ class Natural(Partition):
     """One client per person who wrote, wore or typed the samples; with fewer clients, those with the most samples."""
 
     form: ClassVar[str] = "natural"
-    about: ClassVar[str] = "one client per user of the data set, the largest first where there are more"
+    about: ClassVar[str] = "one client per person in the data set; with fewer clients, those with the most samples"
 
     def deal(self, dataset: Dataset, clients: int | None, rng: np.random.Generator) -> Deal:
         if dataset.user is None:

@@ -1,11 +1,13 @@
 """C-PFL. Pan, Guo, Li, "C-PFL: A committee-based personalized federated learning framework", JNCA 243, 2025.
 
-The body learns under one frozen head, as in FedBABU, but is averaged only from bodies that a committee of clients
-vouches for on its own hold-out data. The bar tau rises with a lower confidence bound of the scores; who scored well
-and has much data sits on the next committee. After the last round each client tunes its head.
-Trainers: body down, trained body up. Each committee member: the bodies it judges down, in an order that does not say
-who sent them; one accuracy a body up (`score=balanced`: right answers per class and body, and samples per class).
-Not only what is printed: what happens when nothing passes, who judges on what, who follows (`departs`).
+The body learns under one frozen head, as in FedBABU. A committee of clients tests every trained body on hold-out data
+of its own, and only bodies whose score reaches the threshold tau are averaged. Tau rises with a lower confidence bound
+of the scores. Clients that scored well and have much data form the next committee. After the last round each client
+tunes its head.
+Down: a client that trains receives the body; a committee member receives the bodies that it tests, in an order that
+does not say who sent them. Up: a client that trains sends its trained body; a member sends one accuracy for each body
+(with `score=balanced` the right answers per class and body, and the samples per class).
+`departs` says where this differs from the paper.
 """
 
 from __future__ import annotations
@@ -29,38 +31,54 @@ from fedkin.robust import Detector
 
 @dataclass(frozen=True)
 class CPFLOptions:
-    committee: int | None = option(None, "members, n; none: a tenth of the clients, at least 3", low=1)
-    committee_data: Literal["holdout", "train"] = option("holdout", "what members judge on (train: as in eq. 3)")
-    committee_trains: bool = option(False, "members train too; nobody judges its own body")
-    committee_quorum: int | None = option(None, "members drawn to judge each body; none: all", low=1)
-    score: Literal["accuracy", "balanced"] = option("accuracy", "balanced: mean over classes of pooled accuracy")
-    vote: Literal["mean", "median", "trimmed"] = option("mean", "how votes become one; trimmed: their middle third")
-    threshold: Literal["ci", "fixed"] = option("ci", "tau rises with the scores' lower bound, or stays at tau0")
-    tau0: float = option(0.0, "the first threshold", low=0, high=1)
-    ci_alpha: float = option(0.05, "significance of the confidence bound", above=0, high=0.5)
-    on_empty: Literal["relax", "keep", "top_half"] = option(
-        "relax", "when nothing passes: lower tau to this round's bound, keep the old body, or take the better half"
+    committee: int | None = option(None, "number of members, n (default: a tenth of the clients, at least 3)", low=1)
+    committee_data: Literal["holdout", "train"] = option(
+        "holdout", "the data that members test bodies on; train: as in eq. 3"
     )
-    alpha: float = option(0.5, "share of accuracy (rest: data size) in a client's contribution", low=0, high=1)
-    size_norm: Literal["share", "max"] = option("share", "data size relative to all of the round or to the largest")
-    finetune_epochs: int = option(10, "epochs of head tuning after the last round, F", low=0)
+    committee_trains: bool = option(False, "members train as well; no member tests its own body")
+    committee_quorum: int | None = option(
+        None, "number of members that are drawn to test each body (default: all)", low=1
+    )
+    score: Literal["accuracy", "balanced"] = option(
+        "accuracy", "what a body is scored by; balanced: the mean over classes of the pooled accuracy"
+    )
+    vote: Literal["mean", "median", "trimmed"] = option(
+        "mean", "how the votes on a body are combined; trimmed: mean of the middle third"
+    )
+    threshold: Literal["ci", "fixed"] = option(
+        "ci", "ci: tau rises with the lower bound of the scores; fixed: it stays at tau0"
+    )
+    tau0: float = option(0.0, "the first value of the threshold tau", low=0, high=1)
+    ci_alpha: float = option(0.05, "significance level of the confidence bound", above=0, high=0.5)
+    on_empty: Literal["relax", "keep", "top_half"] = option(
+        "relax",
+        "what happens if no body passes: tau falls to this round's bound, the old body stays, or the better half is "
+        "taken",
+    )
+    alpha: float = option(0.5, "share of accuracy in a client's contribution; the rest is data size", low=0, high=1)
+    size_norm: Literal["share", "max"] = option(
+        "share", "whether data size is relative to the round's sum or to its largest"
+    )
+    finetune_epochs: int = option(10, "epochs for which each client tunes its head after the last round, F", low=0)
 
 
 @METHODS.register("c-pfl")
 class CPFL(TunedAtTheEnd):
     Options = CPFLOptions
-    about = "a shared body, averaged from what a committee of clients vouches for"
+    about = "a shared body, averaged from the bodies that pass a committee of clients"
     paper = "Pan et al., JNCA 2025"
     departs = (
-        "The average is divided by the samples of the accepted; eq. 5 divides by everybody's, which shrinks the body.",
-        "Members judge bodies under the common first head, on samples set aside for it; eq. 3 can be read as their "
-        "training data: committee_data=train.",
-        "When nothing passes, which the paper leaves open, tau falls to the round's lower bound: on_empty.",
-        "Algorithm 3, line 8, seats the clients with the highest contributions, section 4.3 those of them who are "
-        "verified: here those who passed this round come first, then those who ever did, then old members, then "
-        "others, each by contribution.",
-        "The first tau, the size of the committee and alpha are not printed: 0, a tenth of the clients and 0.5 are "
-        "FedKin's. score=balanced and vote=median are FedKin's too.",
+        "The average is divided by the samples of the accepted clients; eq. 5 divides by those of all clients, which "
+        "shrinks the body.",
+        "Members test bodies under the common first head, on samples that were set aside for this. Eq. 3 can also be "
+        "read as their training data, which is committee_data=train.",
+        "If no body passes, a case that the paper leaves open, tau falls to the round's lower bound; the option is "
+        "on_empty.",
+        "Algorithm 3, line 8, puts the clients with the highest contributions on the committee; section 4.3 only those "
+        "of them that are verified. Here the clients that passed in this round come first, then those that passed "
+        "before, then old members, then the others, each group by contribution.",
+        "The paper does not print the first tau, the size of the committee and alpha; 0, a tenth of the clients and "
+        "0.5 are FedKin's choices. score=balanced and vote=median are FedKin's additions.",
     )
     profiles = {"paper": {}, "robust": {"score": "balanced", "vote": "median"}}
     holdout = 0.1

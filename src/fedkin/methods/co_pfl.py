@@ -1,13 +1,14 @@
 """CO-PFL. "CO-PFL: Contribution-Oriented Personalized Federated Learning for Heterogeneous Networks",
 arXiv 2510.20219, 2025.
 
-Each client makes the weights its own that training moves most (PWPM: mask m_n, rate p, budget gamma), trains personal
-and shared weights apart, with Adam moments u, v for each (MAMO), and says how much it has to give that the others have
-not (COWA: score Gamma_n); the server averages what is shared by these scores (alpha_n).
-Down: the model w, the weight Z behind each coordinate, the client's alpha_n in w (0: it was not in the last average).
+Each client makes those weights personal that training moves most (PWPM: mask m_n, rate p, budget gamma). It trains
+personal and shared weights separately, with Adam moments u, v for each (MAMO). It also computes a score Gamma_n, which
+says how much it contributes that the others do not have (COWA). The server averages the shared weights by these scores
+(alpha_n).
+Down: the model w, the weight Z behind each coordinate, the client's alpha_n in w (0 if it was not in the last average).
 Up: the shared coordinates, the mask as bits, the score.
-Meant for small learning rates (paper: 1e-4) and local BatchNorm statistics (`--buffers local`).
-Not as printed: what is averaged, how weights are ranked, how Adam's bias is corrected (`departs`).
+The method is meant for small learning rates (paper: 1e-4) and local BatchNorm statistics (`--buffers local`).
+`departs` says where this differs from the paper.
 """
 
 from __future__ import annotations
@@ -32,47 +33,56 @@ from fedkin.methods.masks import cosine, grow, learnable, leave_one_out, normali
 
 @dataclass(frozen=True)
 class COPFLOptions:
-    p: float = option(0.25, "share of weights a mask gains at a time; 0: nothing becomes personal", low=0, high=1)
+    p: float = option(
+        0.25, "share of the weights that a mask gains at a time; 0: no weight becomes personal", low=0, high=1
+    )
     gamma: float = option(0.5, "largest share of personal weights", low=0, high=1)
     scope: Literal["per_tensor_unmasked", "global"] = option(
-        "per_tensor_unmasked", "top p of what is still shared of each weight tensor, or of all weights (eq. 6)"
+        "per_tensor_unmasked",
+        "where the top p are taken: among the shared weights of each tensor, or among all weights (eq. 6)",
     )
     ranking: Literal["rounded", "exact"] = option(
-        "rounded", "changes are compared to three digits, ties by position, so that devices agree; or as they are"
+        "rounded",
+        "rounded: compare changes to three digits, ties by position, so that devices agree; exact: compare as they are",
     )
     mask_every: int = option(1, "rounds between two mask updates", low=1)
-    optimiser: Literal["mamo", "adam", "sgd"] = option("mamo", "two passes under masks, or one joint one")
+    optimiser: Literal["mamo", "adam", "sgd"] = option(
+        "mamo", "mamo: two passes under masks; adam, sgd: one joint pass"
+    )
     alternation: Literal["jacobi", "gauss_seidel"] = option(
-        "jacobi", "both passes start from the same model, or take turns every epoch"
+        "jacobi", "whether both passes start from the same model, or take turns in every epoch"
     )
     lr: float | None = option(None, "learning rate (default: the run's)", above=0)
     beta1: float = option(0.9, "decay of Adam's first moment", low=0, high=0.9999)
     beta2: float = option(0.999, "decay of Adam's second moment", low=0, high=0.9999)
-    transfer_moments: bool = option(False, "a weight that becomes personal takes its moments along")
-    cowa: Literal["both", "pred", "grad", "none"] = option("both", "scores that count; none: equal weights")
+    transfer_moments: bool = option(False, "whether a weight that becomes personal keeps its moments")
+    cowa: Literal["both", "pred", "grad", "none"] = option(
+        "both", "the scores that count; none: all clients weigh the same"
+    )
     pred_clip: float | None = option(None, "largest prediction score, in units of ln(classes)", above=0)
     aggregation: Literal["per_coordinate", "or_freeze"] = option(
-        "per_coordinate", "average over those who share a coordinate, or freeze it once it is personal to anybody"
+        "per_coordinate",
+        "average a coordinate over the clients that share it, or freeze it once it is personal to any client",
     )
 
 
 @METHODS.register("co-pfl")
 class COPFL(Method):
     Options = COPFLOptions
-    about = "personal weights by mask, the others averaged by contribution"
+    about = "each client masks weights that are its own; the others are averaged by contribution"
     paper = "arXiv 2510.20219, 2025"
     departs = (
-        "A coordinate is averaged over those who share it. Algorithm 1 freezes it for all once it is personal to "
-        "anybody: aggregation=or_freeze.",
-        "A mask gains the top p of what is still shared of each weight tensor; biases stay shared. Eq. 6 takes the top "
-        "p of all weights: scope=global.",
+        "A coordinate is averaged over the clients that share it. Algorithm 1 freezes it for all clients once it is "
+        "personal to any of them, which is aggregation=or_freeze.",
+        "A mask gains the top p of the weights that are still shared in each weight tensor; biases stay shared. Eq. 6 "
+        "takes the top p of all weights, which is scope=global.",
         "Changes are ranked by three digits (bfloat16), ties by position, because after few steps of Adam they are "
-        "nearly equal and rounding would decide; the paper ranks them as they are: ranking=exact.",
-        "Adam's bias correction counts the steps that a client has taken with a part's own moments; eq. 5a counts "
-        "kT + t, also for rounds in which it took none. The second moment decays by beta2; eq. 4b prints beta1.",
-        "What is taken out of the last average is the client's step of the round that made it; eq. 8 prints this "
-        "round's. A client that was not in it has nothing to take out, and compares its step with the way since its "
-        "last visit.",
+        "nearly equal and rounding would decide. The paper ranks them as they are, which is ranking=exact.",
+        "Adam's bias correction counts the steps that a client has taken with a part's own moments; eq. 5a counts kT + "
+        "t, also for rounds in which the client took no step. The second moment decays by beta2; eq. 4b prints beta1.",
+        "From the last average, the client's step of the round that made that average is taken out; eq. 8 prints the "
+        "step of the present round. A client that was not in the average has nothing to take out; it compares its step "
+        "with the change of the model since it last took part.",
     )
     shares = "the weights outside the client's mask, the mask, a score"
     private = "the weights under the mask, both Adam memories"

@@ -1,9 +1,9 @@
 """Ditto. Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
 
-Beside the shared model w (FedAvg), each client keeps a personal model v that is trained on the same mini-batches and
-drawn to the received w: v <- v - lr (grad L(v) + lam (v - w_received)).
-Down: the model. Up: the trained model. v never leaves the client. A client's model is v; `output=shared` judges w, as
-some comparisons do.
+Besides the shared model w, which is trained as in FedAvg, each client keeps a personal model v. It is trained on the
+same mini-batches and pulled towards the received w: v <- v - lr (grad L(v) + lam (v - w_received)).
+Down: the model. Up: the trained model. v never leaves the client. A client uses v; with `output=shared` w is evaluated
+instead, as in some comparisons.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fedkin.methods.base import METHODS, WHOLE, Method, Needs, option
 @dataclass(frozen=True)
 class DittoOptions:
     lam: float = option(1.0, "strength of the pull of the personal model towards the received one", low=0)
-    output: Literal["personal", "shared"] = option("personal", "which of the two a client's model is")
+    output: Literal["personal", "shared"] = option("personal", "which of the two models a client uses")
 
 
 @METHODS.register("ditto")
 class Ditto(Method):
     Options = DittoOptions
-    about = "a personal model drawn to the shared one"
+    about = "a shared model, and personal models that are pulled towards it"
     paper = "Li et al., ICML 2021"
     private = "the personal model"
     outputs = ("output",)

@@ -3,7 +3,7 @@
 Every client trains the received model on its own data; the server averages the results by training samples.
 Down: the model. Up: the trained model.
 
-FedAvg-FT is the same training; what counts is each client's model after its local epochs (FedAvg-P in FedPKDA).
+FedAvg-FT trains in the same way, and is evaluated by each client's model after its local epochs (FedAvg-P in FedPKDA).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FedAvg(Method):
 
 @METHODS.register("fedavg-ft")
 class FedAvgFT(FedAvg):
-    about = "FedAvg, each client judged by its model after local training"
+    about = "FedAvg, where each client uses its model after local training"
     paper = "McMahan et al., AISTATS 2017; FedAvg-P of FedPKDA, FedAvg-FT of FedCAP"
-    private = "the locally trained model that is used"
+    private = "the locally trained model, which the client uses"
     eval_point = "after_local"

@@ -1,7 +1,7 @@
 """FedBABU. Oh et al., "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022.
 
-Only the body learns during training; the head stays at its random start, the same for all. After the last round each
-client fine-tunes. Down: the body. Up: the trained body.
+During training only the body learns; the head keeps its random first weights, which are the same for all clients. After
+the last round each client fine-tunes its model. Down: the body. Up: the trained body.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fedkin.methods.finetune import TunedAtTheEnd
 @dataclass(frozen=True)
 class FedBABUOptions:
     finetune_epochs: int = option(10, "epochs of fine-tuning after the last round", low=0)
-    finetune: Literal["full", "head"] = option("full", "what is fine-tuned")
+    finetune: Literal["full", "head"] = option("full", "the part that is fine-tuned")
 
 
 @METHODS.register("fedbabu")
 class FedBABU(TunedAtTheEnd):
     Options = FedBABUOptions
-    about = "the body learns under a fixed head; fine-tuned at the end"
+    about = "the body learns under a fixed head; each client fine-tunes at the end"
     paper = "Oh et al., ICLR 2022"
 
     def __init__(self, options: Any = None) -> None:

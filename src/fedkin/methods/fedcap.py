@@ -1,11 +1,13 @@
 """FedCAP. Li et al., "FedCAP: Robust Federated Learning via Customized Aggregation and Personalization", ACSAC 2024.
 
-Each client k gets a customised model (w-hat_k): a mean of all clients' last models, where those count most that move
-like k. Updates are calibrated against one reference, the global model w, so that directions compare and lengths give
-malicious clients away, who are removed for good, and so is who sends an update that is not finite. A personal model v_k
-is trained beside it, drawn to it, never sent.
-Down: w-hat_k. Up: the update d_k. A client absent in the last round first answers a collection: down w, up d_k.
-Where paper and authors' code differ, and which is followed: `departs`.
+Each client k receives a customised model (w-hat_k): a mean of all clients' last models, in which those models count
+most whose updates are similar to k's. Updates are calibrated, that is, measured from one reference, the global model
+w, so that their directions can be compared. A client whose calibrated update is too long, or not finite, is taken for
+malicious and removed for good. Each client also trains a personal model v_k, which is pulled towards w-hat_k and never
+sent.
+Down: w-hat_k. Up: the update d_k. A client that was absent in the last round is first asked for an update (a
+collection): down w, up d_k.
+`departs` says where the paper and the authors' code differ, and which of them is followed.
 """
 
 from __future__ import annotations
@@ -32,16 +34,16 @@ TABLE_IV = {"1": (1, 0, 0), "2": (0, 0, 1), "3": (1, 1, 0), "4": (1, 0, 1), "ful
 @METHODS.register("fedcap")
 class FedCAP(Method):
     Options = FedCAPOptions
-    about = "models customised by similar calibrated updates; long updates remove their client"
+    about = "each client gets a mean of the models that are similar to its own; clients with long updates are removed"
     paper = "Li et al., ACSAC 2024"
     departs = (
-        "An update that is not finite removes its sender, as one that is too long does, also an honest client whose "
-        "training diverged once: the authors' code does so, the paper speaks of length alone.",
-        "Who is removed is asked no more, as the paper says; the authors' code lets them train on and drops their "
-        "updates: removal=flag.",
-        "Customised models are made for the clients of a round; the authors' code makes everybody's, for evaluation: "
-        "eval_customise_all=true.",
-        "When nobody is left, which the paper does not speak of, all models stay and the round notes an alarm.",
+        "A client that sends an update that is not finite is removed, like one whose update is too long; this includes "
+        "a benign client whose training diverged once. The authors' code does so; the paper speaks of length alone.",
+        "A client that is removed is not asked again, as the paper says. The authors' code lets it train on and drops "
+        "its updates, which is removal=flag.",
+        "Customised models are made for the clients of a round. The authors' code makes them for all clients, for "
+        "evaluation, which is eval_customise_all=true.",
+        "If no client is left, a case that the paper does not mention, all models stay and the round notes an alarm.",
     )
     private = "the personal model"
     outputs = ("output",)

@@ -1,13 +1,15 @@
 """FedPKDA. Zeng et al., "FedPKDA: Personalized Federated Learning with Privacy-Preserving Knowledge Dynamic
-Alignment", AAAI 2026. Profile `official`: the authors' code (all is shared; an epoch of alignment before training).
+Alignment", AAAI 2026. The profile `official` follows the authors' code: the whole model is shared, and an epoch of
+alignment comes before training.
 
-Clients send clipped, noised class means of their features; the server weighs them by Mahalanobis distance into global
-prototypes p_G^k. In training, features are drawn to the client's own prototypes p_i^k at first and to the global ones
-later. The body theta is averaged by gamma_i, the trace of each client's Fisher matrix; the head eta_i is private.
-Up: noised prototypes of the classes a client has, which those are, the size of the smallest; then theta_i, gamma_i.
-Down: theta, the global prototypes, which those are, and t/T. The noise buys little privacy: each round notes epsilon.
-Not as printed: the pull is to a sample's own class and by mean square, own prototypes are not clipped, global ones need
-three (`departs`).
+A prototype is the mean of a class's features. Clients send prototypes that are clipped and noised; the server combines
+them into global prototypes p_G^k, weighted by Mahalanobis distance. In training, features are pulled towards the
+client's own prototypes p_i^k at first and towards the global ones later. The body theta is averaged by gamma_i, the
+trace of each client's Fisher matrix; the head eta_i is private.
+Up: the noised prototypes of the classes that a client has, which classes these are, and the size of the smallest; then
+theta_i and gamma_i. Down: theta, the global prototypes, which classes they are of, and t/T. The noise gives little
+privacy: each round notes its epsilon.
+`departs` says where this differs from the paper.
 """
 
 from __future__ import annotations
@@ -31,46 +33,54 @@ from fedkin.methods.prototypes import PrototypeOptions, global_prototypes, phase
 
 @dataclass(frozen=True)
 class FedPKDAOptions(PrototypeOptions):
-    omega_local: float = option(0.5, "pull towards the client's own prototypes, fading", low=0)
-    omega_global: float = option(0.9, "pull towards the global prototypes, growing", low=0)
-    offset: float = option(0.1, "added to both pulls", low=0)
-    phi_scale: float = option(1.0, "how far along the phase function the last round is", above=0)
+    omega_local: float = option(0.5, "strength of the pull towards the client's own prototypes, which fades", low=0)
+    omega_global: float = option(0.9, "strength of the pull towards the global prototypes, which grows", low=0)
+    offset: float = option(0.1, "what is added to the strength of both pulls", low=0)
+    phi_scale: float = option(1.0, "the argument of the phase function phi in the last round", above=0)
     first_t: int = option(
         1, "t of the first round in phi(t/T); 1: t/T is in (0, 1] (paper); 0: the authors' code", low=0, high=1
     )
     pull: Literal["mean", "class_means", "printed"] = option(
         "mean",
-        "mean: squared difference to the prototype of the sample's class, mean over features and batch; "
-        "class_means: summed over the batch's classes (authors' code); printed: squared distance to the prototypes of "
-        "all classes (eqs. 8, 9)",
+        "mean: squared difference to the prototype of the sample's class, mean over features and batch; class_means: "
+        "summed over the batch's classes (authors' code); printed: squared distance to the prototypes of all classes "
+        "(eqs. 8, 9)",
     )
-    own_clip: bool = option(False, "a client's own prototypes are means of clipped features too (eq. 2)")
-    variant: Literal["full", "base", "kda", "cp"] = option("full", "base: no pull; kda: own only; cp: global only, 1")
-    align: Literal["loss", "before"] = option("loss", "align within the training loss, or in an epoch before it")
-    align_lr: float = option(0.002, "learning rate of the epoch before", above=0)
-    share: Literal["body", "model"] = option("body", "what is averaged; model: no private heads")
-    aggregate: Literal["fisher", "samples"] = option("fisher", "weights of the average")
-    fim: Literal["batch", "per_sample", "full"] = option("batch", "gradients the Fisher trace is made of")
-    fim_params: Literal["shared", "all"] = option("shared", "parameters it covers")
-    fim_norm: Literal["sum", "mean"] = option("sum", "sum over those gradients, or mean")
-    gamma_clip: float | None = option(None, "bound each gamma_i to this many times the median", above=0)
+    own_clip: bool = option(False, "clip features also for a client's own prototypes (eq. 2)")
+    variant: Literal["full", "base", "kda", "cp"] = option(
+        "full", "base: no pull; kda: own only; cp: global only, with strength 1"
+    )
+    align: Literal["loss", "before"] = option(
+        "loss", "align as a part of the training loss, or in an epoch before training"
+    )
+    align_lr: float = option(0.002, "learning rate of the epoch before training, with align=before", above=0)
+    share: Literal["body", "model"] = option("body", "the part that is averaged; model: no head is private")
+    aggregate: Literal["fisher", "samples"] = option("fisher", "what the weights of the average are made from")
+    fim: Literal["batch", "per_sample", "full"] = option("batch", "the gradients of which the Fisher trace is made")
+    fim_params: Literal["shared", "all"] = option("shared", "the parameters that the Fisher trace covers")
+    fim_norm: Literal["sum", "mean"] = option("sum", "sum or mean over the gradients of the Fisher trace")
+    gamma_clip: float | None = option(None, "limit each gamma_i to this many times the median", above=0)
 
 
 @METHODS.register("fedpkda")
 class FedPKDA(Method):
     Options = FedPKDAOptions
-    about = "features drawn to own and global prototypes under private heads"
+    about = "features pulled towards own and global prototypes, under private heads"
     paper = "Zeng et al., AAAI 2026"
     departs = (
-        "A feature is drawn to the prototype of its own class, by mean squared difference, as in the authors' code. "
-        "Eqs. 8 and 9 add up squared distances to the prototypes of all classes: pull=printed.",
-        "A client's own prototypes are means of features as they are (authors' code); eq. 2 clips them: own_clip=true.",
-        "A class has a global prototype if three clients sent one (authors' code); the paper names no least number. "
-        "Those sent in earlier rounds count too; this round's alone (Algorithm 1): proto_cache=false.",
-        "0.1, the paper's initial value, is added to both pulls (authors' code): offset. In eq. 11 it does not stand.",
-        "gamma_i is made of mini-batch gradients (authors' code); of the whole likelihood's: fim=full.",
-        "profile=official: every client aligns a copy of the model. In the authors' code the next client of a round "
-        "gets the one that the last has aligned, and there is one round more, at t/T = 1.",
+        "A feature is pulled towards the prototype of its own class, by mean squared difference, as in the authors' "
+        "code. Eqs. 8 and 9 add up squared distances to the prototypes of all classes, which is pull=printed.",
+        "A client's own prototypes are means of features that are not clipped, as in the authors' code. Eq. 2 clips "
+        "them, which is own_clip=true.",
+        "A class has a global prototype if at least three clients sent one, as in the authors' code; the paper names "
+        "no least number. Prototypes sent in earlier rounds count as well. Algorithm 1 uses those of the present round "
+        "alone, which is proto_cache=false.",
+        "0.1, which the paper calls an initial value, is added to the strength of both pulls, as in the authors' code; "
+        "the option is offset. Eq. 11 does not have it.",
+        "gamma_i is made of mini-batch gradients, as in the authors' code. With fim=full it is made of the gradient of "
+        "the whole likelihood.",
+        "With profile=official, every client aligns a copy of the model. In the authors' code the next client of a "
+        "round receives the model that the one before it has aligned, and there is one round more, at t/T = 1.",
     )
     shares = "body, noised class prototypes"
     private = "the head, exact prototypes"

@@ -1,6 +1,6 @@
 """FedProx. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 
-FedAvg whose clients are held near the received model: each step follows grad + mu (w - w_received).
+FedAvg in which clients are held near the received model: each step follows grad + mu (w - w_received).
 Down: the model. Up: the trained model.
 """
 

@@ -1,6 +1,6 @@
 """FedRep. Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021.
 
-FedPer in two phases: first the private head on the received body, then the body under that head.
+FedPer in two phases: each client first trains its private head on the received body, and then the body under that head.
 Down: the body. Up: the trained body.
 """
 
@@ -20,14 +20,16 @@ from fedkin.methods.fedper import FedPer
 
 @dataclass(frozen=True)
 class FedRepOptions:
-    head_epochs: int | None = option(None, "epochs on the head with the body frozen; none: as many as --epochs", low=1)
+    head_epochs: int | None = option(
+        None, "epochs on the head with the body frozen (default: as many as --epochs)", low=1
+    )
     body_epochs: int = option(1, "epochs on the body with the head frozen", low=1)
 
 
 @METHODS.register("fedrep")
 class FedRep(FedPer):
     Options = FedRepOptions
-    about = "FedPer, head and body trained in turn"
+    about = "FedPer, where head and body are trained in turn"
     paper = "Collins et al., ICML 2021"
 
     @classmethod

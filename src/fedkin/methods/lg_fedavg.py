@@ -2,7 +2,7 @@
 
 The mirror image of FedPer: each client keeps its own body, and the head is shared and averaged. The authors start
 from a model trained by FedAvg (`pretrain`); without it every body starts from the common first model.
-Down: the head. Up: the trained head. While pretraining, whole models.
+Down: the head. Up: the trained head. During the rounds of FedAvg, whole models travel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedkin.methods.base import METHODS, Method, option
 
 @dataclass(frozen=True)
 class LGFedAvgOptions:
-    pretrain: int = option(0, "rounds of FedAvg to start from", low=0)
+    pretrain: int = option(0, "rounds of FedAvg that come first", low=0)
 
 
 @METHODS.register("lg-fedavg")

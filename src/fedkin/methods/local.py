@@ -1,6 +1,6 @@
-"""Local training: nobody sends anything. The yardstick for every personalised method.
+"""Local training: nothing is sent. Every personalised method is compared with it.
 
-Each client goes on training its own model, E epochs a round, so that the work equals that of the other methods.
+Each client trains its own model on, for E epochs in each round, so that the work equals that of the other methods.
 Down: nothing. Up: nothing.
 """
 
@@ -20,7 +20,9 @@ from fedkin.methods.base import METHODS, WHOLE, Method, Needs, option
 
 @dataclass(frozen=True)
 class LocalOptions:
-    who: Literal["participants", "all"] = option("participants", "who trains in a round: those drawn, or all")
+    who: Literal["participants", "all"] = option(
+        "participants", "the clients that train in a round: those that are drawn, or all"
+    )
 
 
 @METHODS.register("local")

@@ -1,11 +1,11 @@
 """PFedCS. Wu et al., "PFedCS: A Personalized Federated Learning Method for Enhancing Collaboration among Similar
 Classifiers", AAAI 2025.
 
-Clients with similar data grow similar heads. In the first stage the server compares the heads, mixes for each client
-a teacher from those near its own, and the client, once it has tuned the teacher to its data, learns from it beside
-its labels. From round beta on it is FedPer.
-Stage 1, down: the body, the client's teacher; up: the trained body and head. Stage 2: the body both ways.
-Not as printed: the teacher's side of the divergence passes no gradient on, weights sum to 1 (`departs`).
+Clients with similar data get similar heads. In the first stage the server compares the heads and mixes, for each
+client, a teacher from the heads that are near its own. The client tunes the teacher to its data and then learns from
+it as well as from its labels. From round beta on, the method is FedPer.
+Stage 1, down: the body and the client's teacher; up: the trained body and head. Stage 2: the body both ways.
+`departs` says where this differs from the paper.
 """
 
 from __future__ import annotations
@@ -32,16 +32,20 @@ from fedkin.methods.mixture import Bools, Clustering, Floats, distances, lower_g
 
 @dataclass(frozen=True)
 class PFedCSOptions:
-    lam: float = option(0.5, "share of similarity in a collaborator's weight; the rest is data size", low=0, high=1)
-    beta: int = option(100, "the round from which on heads stay private (FedPer)", low=0)
-    rho: int = option(1, "epochs a client tunes its teacher; 0: use it as it comes", low=0)
-    teacher_lr: float | None = option(None, "learning rate of that tuning (eta_v); none: the clients' own", above=0)
-    teacher_gradient: bool = option(False, "the divergence (eq. 12) reaches the body through the teacher's side too")
+    lam: float = option(
+        0.5, "share of similarity in the weight of a collaborator; the rest is data size", low=0, high=1
+    )
+    beta: int = option(100, "the round from which heads stay private, as in FedPer", low=0)
+    rho: int = option(1, "epochs for which a client tunes its teacher; 0: it is used as received", low=0)
+    teacher_lr: float | None = option(None, "learning rate of that tuning, eta_v (default: the run's)", above=0)
+    teacher_gradient: bool = option(False, "the divergence (eq. 12) also passes gradients through the teacher's side")
     bias: bool = option(False, "compare the heads' biases too")
-    literal: bool = option(False, "eq. 7 over the collaborators alone, then scaled to sum to 1")
-    selection: Literal["adaptive", "none", "all", "random"] = option("adaptive", "whose heads make a teacher")
-    clustering: Literal["gmm", "kmeans", "hierarchical", "fixed"] = option("gmm", "how candidates are found")
-    use_stale: bool = option(False, "mix in the last heads of clients that are not in this round")
+    literal: bool = option(False, "weights by eq. 7 over the collaborators alone, then scaled to sum to 1")
+    selection: Literal["adaptive", "none", "all", "random"] = option(
+        "adaptive", "the clients whose heads make a teacher"
+    )
+    clustering: Literal["gmm", "kmeans", "hierarchical", "fixed"] = option("gmm", "how candidates for it are found")
+    use_stale: bool = option(False, "also mix in the last heads of clients that are not in this round")
     independent_head_init: bool = option(False, "every client starts with a random head of its own")
 
 
@@ -52,13 +56,13 @@ class PFedCS(FedPer):
     paper = "Wu et al., AAAI 2025"
     departs = (
         "The teacher's prediction in the divergence (eq. 12) is held fixed. It comes from the body that is being "
-        "trained, so that eq. 11 read to the letter passes gradients through it: teacher_gradient=true.",
-        "The weights of eq. 7 are made over the collaborators and the client itself, so that they sum to 1; over the "
-        "collaborators alone and then scaled: literal=true.",
-        "Heads are compared by the weights of all classes (the index c of the printed distance is free), without their "
-        "biases: bias=true.",
-        "In the first round, when all heads are the same, a teacher is the plain mean of everybody's.",
-        "lam and beta are not printed: 0.5 and 100 are FedKin's.",
+        "trained, so that eq. 11, read to the letter, passes gradients through it, which is teacher_gradient=true.",
+        "The weights of eq. 7 are made over the collaborators and the client itself, so that they sum to 1. With "
+        "literal=true they are made over the collaborators alone and then scaled.",
+        "Heads are compared by the weights of all classes (the index c of the printed distance is free), and without "
+        "their biases; bias=true includes the biases.",
+        "In the first round, when all heads are the same, a teacher is the plain mean of all heads.",
+        "The paper does not print lam and beta; 0.5 and 100 are FedKin's choices.",
     )
     shares = "body, and the head before round beta"
     private = "the head from round beta on"

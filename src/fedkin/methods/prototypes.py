@@ -39,17 +39,19 @@ def phase(s: float) -> float:
 class PrototypeOptions:
     """How class means are made before they may leave a client, what that costs in privacy, and what they become."""
 
-    clip: float = option(1.0, "bound on features before noise is added; inf: none", above=0, infinite=True)
-    clip_kind: Literal["value", "l2"] = option("value", "what is bounded: each value, or a feature vector's length")
-    nonnegative: bool = option(False, "features come from a ReLU: clip to [0, clip]; the smaller range costs less")
-    noise: float = option(0.1, "scale b of the Laplace noise on each number of a prototype", low=0)
-    target_epsilon: float | None = option(None, "choose b so that each class and round costs this epsilon", above=0)
+    clip: float = option(1.0, "bound on features before noise is added; inf: no bound", above=0, infinite=True)
+    clip_kind: Literal["value", "l2"] = option(
+        "value", "what is bounded: each value, or the length of a feature vector"
+    )
+    nonnegative: bool = option(False, "features come from a ReLU, so clip to [0, clip], which costs less privacy")
+    noise: float = option(0.1, "scale b of the Laplace noise that each number of a prototype gets", low=0)
+    target_epsilon: float | None = option(None, "choose b such that each class and round costs this epsilon", above=0)
 
     cov: Literal["full", "diag", "ledoit_wolf"] = option(
-        "full", "covariance behind the distances; full sees no outlier among fewer than F + 2 prototypes"
+        "full", "covariance of the distances; full can find no outlier among fewer than F + 2 prototypes (F: features)"
     )
-    senders: Literal["participants", "all"] = option("participants", "who sends prototypes each round")
-    proto_cache: bool = option(True, "also use the last prototypes of clients that sent none this round")
+    senders: Literal["participants", "all"] = option("participants", "the clients that send prototypes in a round")
+    proto_cache: bool = option(True, "also use the last prototypes of clients that sent none in this round")
 
     def __post_init__(self) -> None:
         if self.target_epsilon is not None and math.isinf(self.clip):

@@ -20,18 +20,25 @@ Phi = float | Literal["equal"] | None
 
 @dataclass(frozen=True)
 class FedCAPOptions:
-    alpha: float = option(10.0, "how much similar clients are preferred; 0: all alike", low=0)
-    phi: float | Literal["equal"] = option(0.3, "a client's weight in its own model; equal: 1/n", low=0, high=1)
+    alpha: float = option(10.0, "how strongly similar clients are preferred; 0: all count the same", low=0)
+    phi: float | Literal["equal"] = option(
+        0.3, "a client's weight in its own customised model; equal: 1/n", low=0, high=1
+    )
     lam: float = option(0.1, "strength of the pull of the personal model towards the customised one", low=0)
-    t_norm: float | Literal["auto"] = option(10.0, "longest calibrated update; auto: median + 6 MAD a round", above=0)
-    collect: Literal["train", "zero", "last_known"] = option("train", "the update of a client absent in the last round")
+    t_norm: float | Literal["auto"] = option(
+        10.0, "longest calibrated update; auto: median + 6 MAD of a round", above=0
+    )
+    collect: Literal["train", "zero", "last_known"] = option(
+        "train", "update of a client that was absent in the last round"
+    )
     output: Literal["personalised", "customised"] = option("personalised", "which of its two models a client uses")
-    removal: Literal["leave", "flag"] = option("leave", "the removed leave, or train on and their updates are dropped")
+    removal: Literal["leave", "flag"] = option("leave", "removed clients leave, or train on without effect")
     eval_customise_all: bool = option(False, "collect from all absent clients after every round")
     ablation: Literal["full", "1", "2", "3", "4"] = option(
-        "full", "row of Table IV; 1: customise, 2: personalise, 3: customise, calibrate and detect, 4: 1 and 2"
+        "full",
+        "a row of Table IV; 1: customise, 2: personalise, 3: customise, calibrate and detect, 4: 1 and 2 together",
     )
-    detect_raw: bool = option(False, "rows of Table IV that do not calibrate: detect by updates as they come")
+    detect_raw: bool = option(False, "in rows of Table IV that do not calibrate, detect by the raw updates")
 
 
 def contributions(updates: Tensor, pool: Tensor, alpha: float, phi: Phi = None) -> Tensor:

@@ -84,10 +84,12 @@ class Adversary:
     attack: Attack
     clients: int
     share: float = option(0.3, "share of the clients that are malicious", low=0, high=1)
-    seed: int = option(0, "who is malicious, and all that attackers draw", low=0)
-    knowledge: Literal["own", "full"] = option("full", "attackers see their own updates, or everybody's")
+    seed: int = option(0, "seed of who is malicious, and of all that attackers draw", low=0)
+    knowledge: Literal["own", "full"] = option(
+        "full", "which updates attackers see: their own, or those of all clients"
+    )
     redraw: bool = option(False, "other clients are malicious in every round, as in C-PFL")
-    lie_about_votes: bool = option(False, "malicious committee members turn their scores upside down")
+    lie_about_votes: bool = option(False, "malicious committee members reverse their scores")
     rule: Rule | None = None
     detector: Callable[[], Detector | None] = field(default=lambda: None)
     site: Site | None = None  # where the attackers have their data

@@ -38,7 +38,7 @@ class Attack:
     paper: ClassVar[str] = ""
     uses_knowledge: ClassVar[bool] = True  # whether it matters if attackers see everybody's updates or their own
     _: KW_ONLY
-    lie_about_votes: bool = option(False, "attackers on a committee also turn their votes upside down")
+    lie_about_votes: bool = option(False, "attackers that sit on a committee also reverse their votes")
 
 
 class ReplyAttack(Attack):
@@ -82,7 +82,7 @@ class SignFlip(ReplyAttack):
     """d -> -d."""
 
     uses_knowledge = False
-    about = "sign flip: the honest update backwards"
+    about = "sign flip: the honest update with its sign reversed"
     paper = "Li et al., AAAI 2019; FedCAP"
 
     def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
@@ -95,9 +95,9 @@ class ModelReplacement(ReplyAttack):
     """d -> n d."""
 
     uses_knowledge = False
-    about = "model replacement: the honest update, blown up to outweigh the others"
+    about = "model replacement: the honest update, enlarged so that it outweighs the others"
     paper = "Bagdasaryan et al., AISTATS 2020"
-    factor: float | None = option(None, "how many times longer (default: the number of participants)")
+    factor: float | None = option(None, "factor by which it is enlarged (default: the number of participants)")
 
     def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
         return updates[malicious] * (len(updates) if self.factor is None else self.factor)
@@ -109,7 +109,7 @@ class Gaussian(ReplyAttack):
     """d -> N(0, sigma^2), sigma the standard deviation of the honest update's coordinates."""
 
     uses_knowledge = False
-    about = "noise instead of an update, of the same size"
+    about = "random noise of the same size instead of an update"
     paper = "FedCAP's code (Random)"
     sigma: float | None = option(None, "standard deviation (default: that of the honest update)", above=0)
 
@@ -124,9 +124,11 @@ class Gaussian(ReplyAttack):
 class LIE(ReplyAttack):
     """A little is enough: d = mu - z sigma in every coordinate (Algorithm 3)."""
 
-    about = "a little is enough: a small common shift that hides in the spread"
+    about = "a little is enough: a small common shift that hides in the spread of the updates"
     paper = "Baruch et al., NeurIPS 2019"
-    z: float | None = option(None, "standard deviations shifted (default: the paper's, from n and m)")
+    z: float | None = option(
+        None, "size of the shift in standard deviations (default: the paper's, which follows from n and m)"
+    )
 
     def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
         seen = known(updates, malicious, knowledge)
@@ -177,7 +179,7 @@ def largest(feasible: Callable[[float], bool], tolerance: float = 1e-5, least: f
 class MinMax(Envelope):
     """max_i |d - d_i| <= max_ij |d_i - d_j| (FedCAP equation 9)."""
 
-    about = "as far off as the two most distant updates are from each other"
+    about = "an update as far from the others as the two most distant ones are from each other"
     paper = "Shejwalkar and Houmansadr, NDSS 2021"
 
     def within(self, to: Tensor, between: Tensor) -> bool:
@@ -190,10 +192,10 @@ class MinSum(Envelope):
     """sum_i |d - d_i|^2 <= max_i sum_j |d_i - d_j|^2 (FedCAP equation 10; its code sums the distances themselves, which
     leaves the attackers some 12 % less room in its CIFAR-10 setting)."""
 
-    about = "as far off, summed over all, as the outermost update"
+    about = "an update whose summed distance to all is that of the outermost update"
     paper = "Shejwalkar and Houmansadr, NDSS 2021"
-    bound: Literal["max", "min"] = option("max", "compare with the outermost update (printed) or the innermost (code)")
-    squared: bool = option(True, "sums of squared distances (printed), or of distances (FedCAP's code)")
+    bound: Literal["max", "min"] = option("max", "compare with the outermost update (paper) or the innermost (code)")
+    squared: bool = option(True, "sums of squared distances (paper), or of distances (FedCAP's code)")
 
     def within(self, to: Tensor, between: Tensor) -> bool:
         if not self.squared:
@@ -207,9 +209,9 @@ class MinSum(Envelope):
 class IPM(ReplyAttack):
     """Inner product manipulation: d = -epsilon mean(benign updates); with own knowledge, the mean of their own."""
 
-    about = "the mean of the benign updates backwards, blown up"
+    about = "the mean of the benign updates, reversed and enlarged"
     paper = "Xie et al., UAI 2019"
-    epsilon: float | None = option(None, "how many times longer (default: the number of participants)", above=0)
+    epsilon: float | None = option(None, "factor of enlargement (default: the number of participants)", above=0)
 
     def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
         benign = updates[malicious if knowledge == "own" or bool(malicious.all()) else ~malicious]
@@ -228,15 +230,19 @@ class Adaptive(ReplyAttack):
     attacker's row (Krum: one of theirs); they try it on what they know, not knowing sample counts and a rule's draws.
     `norm` accepts up to a length of t_norm, `committee` up to an angle with the mean, at the mean's length."""
 
-    about = "the strongest update that a defence it knows still accepts"
+    about = "the strongest update that a defence, which the attackers know, still accepts"
     paper = "after Fang et al., USENIX Security 2020, and Shejwalkar and Houmansadr, NDSS 2021"
     against: str | Rule = option(  # noqa: RUF009
-        "run", "run: what the run uses; norm, committee, or a rule with its options: krum, gas:parts=50;malicious=0.2"
+        "run",
+        "the defence; run: the one that the run uses; else norm, committee, or a rule, as in "
+        "gas:parts=50;malicious=0.2",
     )
-    direction: Literal["mean", "spread"] = option("mean", "which way the updates go: minus the mean or the spread")
-    t_norm: float = option(10.0, "against norm: longest update", above=0)
-    cosine: float = option(0.5, "against committee: smallest cosine with the mean", low=-1, high=1)
-    most: float | None = option(None, "largest g (default against a rule: participants + 1, as IPM)", above=0)
+    direction: Literal["mean", "spread"] = option(
+        "mean", "direction of the updates: minus the mean, or minus the spread"
+    )
+    t_norm: float = option(10.0, "with against=norm, the longest update that is accepted", above=0)
+    cosine: float = option(0.5, "with against=committee, smallest cosine with the mean", low=-1, high=1)
+    most: float | None = option(None, "largest size g (default, against a rule: participants + 1, as IPM)", above=0)
     passes: Callable[[Tensor], bool] | None = field(
         default=None, compare=False, repr=False, metadata={"help": "whether an update would pass; given by the run"}
     )
@@ -284,7 +290,7 @@ class NotANumber(ReplyAttack):
     """d -> NaN: does anything crash, and is the client counted as failed?"""
 
     uses_knowledge = False
-    about = "replies that are not numbers"
+    about = "replies that are not numbers (NaN)"
 
     def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
         return torch.full_like(updates[malicious], torch.nan)
@@ -297,7 +303,7 @@ class Garbage(ReplyAttack):
 
     uses_knowledge = False
     about = "enormous values, or replies of the wrong shape"
-    kind: Literal["huge", "shape"] = option("huge", "what is wrong with the reply")
+    kind: Literal["huge", "shape"] = option("huge", "what is wrong with the reply: huge values, or a wrong shape")
     size: float = option(1e15, "how large the values are", above=0)
 
     def __call__(self, updates: Tensor, malicious: Tensor, knowledge: Knowledge, rng: np.random.Generator) -> Tensor:
@@ -317,7 +323,9 @@ class LabelFlip(DataAttack):
     uses_knowledge = False
     about = "label flip: training on wrong labels"
     paper = "FedCAP (next), its code and Blades (mirror), Ditto (random)"
-    labels: Literal["next", "mirror", "random"] = option("next", "y+1 mod C, C-1-y, or at random")
+    labels: Literal["next", "mirror", "random"] = option(
+        "next", "the wrong label for class y of C: y+1 mod C, C-1-y, or a random one"
+    )
 
     def poison(self, x: Array, y: Array, classes: int, rank: int, rng: np.random.Generator) -> tuple[Array, Array]:
         if self.labels == "random":
@@ -336,8 +344,8 @@ class InputNoise(DataAttack):
     uses_knowledge = False
     about = "noise on the training inputs"
     paper = "C-PFL"
-    sigma: float = option(0.1, "standard deviation; C-PFL uses 0.1, 0.2 and 0.3", above=0)
-    test: bool = option(False, "the attackers' test inputs are noisy too, and their accuracy counts")
+    sigma: float = option(0.1, "standard deviation of the noise; C-PFL uses 0.1, 0.2 and 0.3", above=0)
+    test: bool = option(False, "the attackers' test inputs are noisy as well, and their accuracy counts")
 
     def poison(self, x: Array, y: Array, classes: int, rank: int, rng: np.random.Generator) -> tuple[Array, Array]:
         if x.dtype.kind not in "uf":
@@ -366,14 +374,16 @@ class Backdoor(DataAttack, ReplyAttack):
     pieces of the trigger; all of it is shown when the attack is judged. `scale` boosts the update: d -> scale d."""
 
     uses_knowledge = False
-    about = "a trigger that makes the model answer with the target class"
+    about = "a trigger in the input that makes the model answer with the target class"
     paper = "BadNets, Gu et al. 2017; DBA, Xie et al., ICLR 2020; Bagdasaryan et al., AISTATS 2020"
-    target: int = option(0, "the class that the trigger stands for", low=0)
-    share: float = option(0.2, "share of each attacker's samples that is changed", above=0, high=1)
-    trigger: Literal["patch", "bars"] = option("patch", "a square in the last corner, or DBA's four bars")
-    size: int = option(3, "side of the patch", low=1)
-    distributed: bool = option(False, "every attacker knows a quarter of the trigger")
-    scale: float = option(1.0, "boost of the update; 0: the number of participants", low=0)
+    target: int = option(0, "the class that the trigger leads to", low=0)
+    share: float = option(0.2, "share of each attacker's samples that get the trigger", above=0, high=1)
+    trigger: Literal["patch", "bars"] = option(
+        "patch", "shape of the trigger: a square in the last corner, or DBA's four bars"
+    )
+    size: int = option(3, "side of the square, in pixels", low=1)
+    distributed: bool = option(False, "every attacker uses only a quarter of the trigger")
+    scale: float = option(1.0, "factor by which the update is enlarged; 0: the number of participants", low=0)
 
     def triggered(self, x: Array, rank: int | None = None) -> Array:
         """Copies that carry the trigger, or only attacker `rank`'s piece of it, at the largest value there is."""

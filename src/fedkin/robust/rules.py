@@ -127,7 +127,7 @@ def lowest(scores: Tensor, count: int) -> Tensor:
 
 
 def _malicious() -> Any:
-    return option(0.3, "attackers assumed, f: a share of the rows if below 1, else how many", low=0)
+    return option(0.3, "how many attackers are assumed, f: a share of the clients if below 1, else a number", low=0)
 
 
 @RULES.register("mean")
@@ -135,7 +135,7 @@ def _malicious() -> Any:
 class Mean(ColumnWise):
     """sum_i n_i x_i / sum_i n_i."""
 
-    about = "the average by training samples; one hostile client moves it anywhere"
+    about = "the average by training samples, which a single hostile client can move anywhere"
     paper = "McMahan et al., AISTATS 2017"
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
@@ -151,10 +151,10 @@ class MultiKrum(Rule):
     The guarantee needs 2f + 2 < n. Beyond that at least one neighbour counts; of one or two rows none is nearer to
     the rest, and all are used."""
 
-    about = "the mean of the rows closest to their neighbours"
+    about = "the mean of the models that are closest to their neighbours"
     paper = "Blanchard et al., NeurIPS 2017"
     malicious: float = _malicious()
-    keep: int | None = option(None, "rows averaged, q (default: n - f)", low=1)
+    keep: int | None = option(None, "number of models that are averaged, q (default: n - f)", low=1)
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
         used, scores = self._choose(rows, start)
@@ -177,7 +177,7 @@ class MultiKrum(Rule):
 class Krum(Rule):
     """Multi-Krum with q = 1: the one row closest to its n - f - 2 nearest neighbours (one or two rows: their mean)."""
 
-    about = "the one row closest to its neighbours"
+    about = "the one model that is closest to its neighbours"
     paper = "Blanchard et al., NeurIPS 2017"
     malicious: float = _malicious()
 
@@ -195,7 +195,7 @@ class Median(ColumnWise):
 
     about = "the median of every coordinate"
     paper = "Yin et al., ICML 2018"
-    lower: bool = option(False, "of an even number take the lower middle value, not the mean of the two")
+    lower: bool = option(False, "of an even number, take the lower middle value and not the mean of the two")
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
         low, high = (len(rows) - 1) // 2, len(rows) // 2
@@ -211,10 +211,10 @@ class TrimmedMean(ColumnWise):
     """Coordinate-wise mean without the q lowest and q highest values, q = floor(cut * f) but at most (n - 1) / 2,
     where it is the median."""
 
-    about = "the mean of every coordinate without its extremes"
+    about = "the mean of every coordinate without its largest and smallest values"
     paper = "Yin et al., ICML 2018"
     malicious: float = _malicious()
-    cut: float = option(1.0, "share of f dropped at either end; FedCAP's experiments use 0.5", low=0, high=1)
+    cut: float = option(1.0, "share of f that is dropped at either end; FedCAP uses 0.5", low=0, high=1)
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
         n = len(rows)
@@ -237,10 +237,10 @@ class RFA(Rule):
 
     about = "the geometric median"
     paper = "Pillutla et al., IEEE TSP 2022"
-    iterations: int = option(4, "at most this many Weiszfeld steps", low=1)
-    floor: float = option(1e-5, "smallest distance, nu", above=0)
+    iterations: int = option(4, "largest number of Weiszfeld steps", low=1)
+    floor: float = option(1e-5, "distances below this, nu, count as this", above=0)
     tolerance: float = option(1e-6, "stop when the objective falls by less than this share; 0: no longer falls", low=0)
-    weighted: bool = option(True, "rows weigh as their training samples, n_i; false: all alike")
+    weighted: bool = option(True, "clients weigh as their training samples, n_i; false: all weigh the same")
     per_tensor: bool = option(False, "a median for each tensor alone, as in FedCAP's experiments")
     bounds: Bounds = option((), "columns at which tensors begin, and the end; given by the run")  # noqa: RUF009
 
@@ -290,7 +290,7 @@ class Clustered(Rule):
     An update without a direction (zero) is at the largest distance, 2. Of two equal clusters the one with the first
     row is kept; one or two rows are all used."""
 
-    about = "the mean of the larger of two clusters"
+    about = "the mean of the larger of two clusters of updates"
     paper = "Sattler et al., ICASSP 2020"
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
@@ -317,10 +317,10 @@ class FLTrust(Rule):
     FedCAP's experiments rescale the first tensor of each update only, and where attackers send one and the same update
     they rescale it as often as it is sent, because it is one object in memory (`first_tensor_only`)."""
 
-    about = "updates weighed by their agreement with the server's own"
+    about = "updates weighted by how well they agree with the server's own update"
     paper = "Cao et al., NDSS 2021"
-    root: int = option(100, "samples that the server trains on itself", low=1)
-    first_tensor_only: bool = option(False, "only the first tensor is rescaled, as FedCAP's code does it")
+    root: int = option(100, "number of samples that the server itself trains on", low=1)
+    first_tensor_only: bool = option(False, "rescale only the first tensor, as FedCAP's code does")
     bounds: Bounds = option((), "columns at which tensors begin, and the end; given by the run")  # noqa: RUF009
     update: Tensor | Callable[[Tensor], Tensor] | None = field(
         default=None, compare=False, repr=False, metadata={"help": "the server's update, or a way to it from start"}
@@ -354,9 +354,9 @@ class NormClip(Rule):
 
     `scores` are the norms."""
 
-    about = "the average of updates cut to a length"
+    about = "the average of updates, each cut to a largest length"
     paper = "Sun et al., 2019"
-    limit: float | None = option(None, "longest update allowed (default: the median length of the round)", above=0)
+    limit: float | None = option(None, "largest length of an update (default: the median length of the round)", above=0)
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
         norms = lengths(rows, start)
@@ -371,10 +371,10 @@ class CentredClip(Rule):
     """v <- v + mean_i (x_i - v) min(1, radius / |x_i - v|), a few times, from what the clients started from
     (Karimireddy et al., Algorithm 2). `scores` are the distances to the last v but one."""
 
-    about = "repeated clipping around the running centre"
+    about = "the average of updates, clipped around a centre that is moved step by step"
     paper = "Karimireddy et al., ICML 2021"
     radius: float | None = option(None, "clipping radius, tau (default: the median distance at every step)", above=0)
-    iterations: int = option(3, "steps", low=1)
+    iterations: int = option(3, "number of steps", low=1)
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
         centre = start
@@ -413,12 +413,12 @@ class Bucketing(Rule):
     As a share, `malicious` is taken of the buckets (FedCAP); as a number it stays what it is (Karimireddy). A bucket
     weighs as much as its rows together. The order is drawn anew from the seed and the round's content."""
 
-    about = "a base rule on means of random small groups"
+    about = "a base rule that is applied to the means of small random groups"
     paper = "Karimireddy et al., ICLR 2022"
-    size: int = option(2, "rows in a bucket, s", low=1)
-    base: str | Rule = option("multi-krum", "the rule that combines the buckets")  # noqa: RUF009
+    size: int = option(2, "number of clients in a group (bucket), s", low=1)
+    base: str | Rule = option("multi-krum", "the rule that combines the groups")  # noqa: RUF009
     malicious: float = _malicious()
-    seed: int = option(0, "which random orders", low=0)
+    seed: int = option(0, "seed of the random orders", low=0)
 
     def __post_init__(self) -> None:
         _base(self.base, self.malicious)  # a wrong name is told at once
@@ -445,12 +445,12 @@ class GAS(Rule):
     between row i and the base rule's result there; the plain mean of the n - f rows with the lowest scores
     (Liu et al., Algorithm 1)."""
 
-    about = "the rows closest to a base rule that looks at small parts of the model"
+    about = "the mean of the models that are closest to a base rule on small parts of the model"
     paper = "Liu et al., ICML 2023"
-    parts: int = option(1000, "parts of the model, p", low=1)
-    base: str | Rule = option("multi-krum", "the rule applied to every part")  # noqa: RUF009
+    parts: int = option(1000, "number of parts that the model is cut into, p", low=1)
+    base: str | Rule = option("multi-krum", "the rule that is applied to every part")  # noqa: RUF009
     malicious: float = _malicious()
-    seed: int = option(0, "which random parts", low=0)
+    seed: int = option(0, "seed of the random parts", low=0)
 
     def __post_init__(self) -> None:
         base = _base(self.base, self.malicious)
