@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("cryptography")
 
+import fedkin
 from fedkin.bench.network import measure
 from fedkin.cli.application import app
 from fedkin.config import Config, make_config
@@ -30,6 +31,7 @@ from fedkin.deploy.authority import new_folder, revoke
 from fedkin.deploy.cluster import free_port, stop, write_experiment
 from fedkin.deploy.server import Serving, run_server
 from fedkin.engines.remote import Terms
+from fedkin.models import MODELS
 from fedkin.rounds import Event, Listener, Result, RoundRecord, run_config
 from fedkin.runs.folder import RunFolder
 from fedkin.use.model_file import load as load_model
@@ -500,3 +502,50 @@ def test_strangers_are_refused(place: Make) -> None:
     result = here.serve(experiment("fedavg"), on_event=lambda event: thread.join(150))
     assert heard
     assert {f.client for f in result.failures} == {2}
+
+
+# ---------------------------------------------------------------- a frozen trunk
+
+ADAPTED = """
+import torch
+from torch import nn
+
+import fedkin as fk
+from fedkin.models import ModelEntry
+
+
+def adapted(shape, classes, vocabulary):
+    trunk = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU())
+    with torch.no_grad():
+        for p in trunk.parameters():
+            p.mul_({scale})
+    return fk.lora(nn.Sequential(*trunk, nn.Linear(64, classes)), rank=2, head="5")
+
+
+fk.MODELS.register("adapted")(ModelEntry(adapted, "a trunk and low-rank updates", "for this test"))
+"""
+
+
+def test_a_trunk_travels_once_and_rounds_cost_what_the_updates_weigh(
+    place: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server alone has the pre-trained weights; two runs, one after the other, with the same sites."""
+    here = place(3, insecure=True)
+    (here.folder / "adapted.py").write_text(ADAPTED.format(scale=1.0))
+    known = {"fk": fedkin, "__name__": "adapted"}
+    monkeypatch.setattr(MODELS, "_entries", dict(MODELS._entries))
+    exec(compile(ADAPTED.format(scale=3.0), "adapted.py", "exec"), known)
+    clients = [here.client(name, "--stay", "--plugin", str(here.folder / "adapted.py")) for name in here.names]
+    config = experiment("fedper", model="adapted", rounds=3)
+    updates = 4 * 2 * ((64 + 128) + (128 + 64))  # bytes: rank 2, two layers
+    lines: list[str] = []
+    for run in range(2):
+        deployed = here.serve(config, lines)
+        assert_same(here, deployed, here.simulate(config))
+        assert [(r.bytes_up, r.bytes_down) for r in deployed.history] == [
+            (3 * updates * n, 3 * updates * n) for n in (1, 2, 3)
+        ]
+        assert sum("is sent the frozen weights" in line for line in lines) == 3, run
+    for client in clients:
+        assert client.text().count("came from the server and are kept") == 1
+        assert client.text().count("are those of an earlier run") == 1

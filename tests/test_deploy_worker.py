@@ -128,7 +128,7 @@ class Told:
     def ask(self, values: Mapping[str, Any] | None = None, **fields: Any) -> Parcel:
         return unpack(self.worker.answer({"own": pack(values or {}, fields)}))
 
-    def join(self, attempt: int = 1, round: int = 0, **change: Any) -> Parcel:
+    def join(self, attempt: int = 1, round: int = 0, values: Mapping[str, Any] | None = None, **change: Any) -> Parcel:
         config = {k: v for k, v in self.job.config.to_dict().items() if k in TRAVELS}
         fields = {
             "run": "run-1",
@@ -140,7 +140,7 @@ class Told:
             "config": {**config, **change.pop("config", {})},
             **change,
         }
-        return self.ask({"initial": self.job.site.initial}, kind="join", **fields)
+        return self.ask({"initial": self.job.site.initial, **(values or {})}, kind="join", **fields)
 
     def call(
         self, phase: str, round: int, call: int = 0, attempt: int = 1, checkpoints: Sequence[int] = (), **values: Any

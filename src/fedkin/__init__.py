@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedkin.data import dirichlet, groups, iid, natural, pathological, shards
     from fedkin.errors import DataError, FedKinError, UsageError
     from fedkin.methods import METHODS, Method, option
-    from fedkin.models import MODELS
+    from fedkin.models import MODELS, adapters, lora, merged
     from fedkin.rounds import Result
 
 from fedkin.version import VERSION as __version__
@@ -35,7 +35,7 @@ _HOMES = {
     "fedkin.core.federation": ("Clients", "Federation", "each", "weighted_mean"),
     "fedkin.compute.layout": ("Layout",),
     "fedkin.methods": ("METHODS", "Method", "option"),
-    "fedkin.models": ("MODELS",),
+    "fedkin.models": ("MODELS", "adapters", "lora", "merged"),
     "fedkin.rounds": ("Result",),
 }
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
@@ -65,6 +65,7 @@ __all__ = [
     "Result",
     "UsageError",
     "__version__",
+    "adapters",
     "align",
     "compare",
     "cross_entropy",
@@ -73,6 +74,8 @@ __all__ = [
     "groups",
     "guide",
     "iid",
+    "lora",
+    "merged",
     "natural",
     "option",
     "pathological",

@@ -12,8 +12,9 @@ import typer
 
 from fedkin.cli.application import DEPLOY, Json, Sets, command, everything
 from fedkin.cli.console import messages, print_json
+from fedkin.cli.extras import Plugins, use_plugins
 from fedkin.cli.flags import from_file, is_file, run_config_of
-from fedkin.config import is_folder
+from fedkin.config import Config, is_folder
 from fedkin.errors import UsageError
 
 KEYS_HELP = "The folder that `fedkin keys new` made."
@@ -74,6 +75,7 @@ def server(
         int | None,
         typer.Option(min=1, metavar="MB", help="The largest reply that is accepted (default: eight times the model)."),
     ] = None,
+    plugin: Plugins = None,
     json: Json = False,
 ) -> None:
     """Run an experiment over real sites, each with its own data on its own machine.
@@ -94,6 +96,7 @@ def server(
         raise UsageError("which experiment? Give a method or a TOML file, or --resume RUN")
     if transport not in ("fp32", "fp16", "int8"):
         raise UsageError(f"transport {transport!r}: choose fp32, fp16 or int8")
+    use_plugins(plugin)
     serving = Serving(
         host,
         port,
@@ -205,6 +208,7 @@ def client(
         float | None,
         typer.Option("--give-up", metavar="SECONDS", help="End if no server could be reached for so long."),
     ] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Take part in a federation with this machine's data, which stay here.
 
@@ -228,6 +232,7 @@ def client(
     if identity is not None and (found := identity.check().name) != name:
         raise UsageError(f"--name {name}: the certificate {identity.certificate} is that of {found!r}")
 
+    use_plugins(plugin)
     from fedkin.deploy.client import Where, serve
     from fedkin.deploy.joining import TRAVELS
     from fedkin.deploy.policy import Policy
@@ -282,6 +287,7 @@ def local_cluster(
         typer.Option("--folder", metavar="DIR", help="The folder, a new one, for keys, data files, models and logs."),
     ] = "cluster",
     insecure: Insecure = False,
+    plugin: Plugins = None,
 ) -> None:
     """Try a deployment on this machine: a server and N clients, each a process of its own, with keys and TLS.
 
@@ -289,9 +295,12 @@ def local_cluster(
     """
     from fedkin.deploy.cluster import run_cluster
 
+    use_plugins(plugin)
     # deals any data set to any number of clients
-    usual = {} if is_folder(settings.get("data", "")) else {"partition": "dirichlet:0.5"}
+    usual = {} if is_folder(settings.get("data") or Config().data) else {"partition": "dirichlet:0.5"}
     config = run_config_of(method, {**usual, **settings, "clients": str(number)}, set_ or [])
-    models = run_cluster(config, Path(folder).expanduser(), insecure=insecure, say=_say, out=sys.stderr)
+    models = run_cluster(
+        config, Path(folder).expanduser(), insecure=insecure, plugins=plugin or (), say=_say, out=sys.stderr
+    )
     for name, path in models.items():
         print(f"{name}: {path}")

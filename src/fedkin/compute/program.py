@@ -206,11 +206,6 @@ def fixed_parameters(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
     }
 
 
-def frozen_digest(model: nn.Module, layout: Layout) -> str:
-    """Of the frozen values, which never travel: two sides that build a network by its name must have the same."""
-    return " ".join(f"{n} {_digest(t)}" for n, t in fixed_parameters(model, layout).items())
-
-
 def _digest(t: Tensor) -> str:
     return hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest()
 

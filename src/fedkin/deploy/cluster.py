@@ -35,9 +35,16 @@ NOT_FOR_SERVER = (
 
 
 def run_cluster(
-    config: Config, folder: Path, *, insecure: bool = False, say: Say = print, out: IO[Any] | None = None
+    config: Config,
+    folder: Path,
+    *,
+    insecure: bool = False,
+    plugins: Sequence[str] = (),
+    say: Say = print,
+    out: IO[Any] | None = None,
 ) -> dict[str, Path]:
-    """Run to the end; every client's model file. Nothing is left running, whatever happens."""
+    """Run to the end; every client's model file. Nothing is left running, whatever happens. `plugins`: files that all
+    processes run first."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty, or no folder: give a new one with --folder")
     try:
@@ -50,11 +57,14 @@ def run_cluster(
     experiment = write_experiment(config, folder, len(names))
     port = free_port()
     say(f"{len(names)} data files in {folder / 'data'}" + ("" if insecure else f", keys in {folder / 'keys'}"))
+    own = [word for file in plugins for word in ("--plugin", file)]
     started: list[subprocess.Popen[bytes]] = []
     try:
-        server = start(server_words(experiment, folder, port, insecure), folder / "server.log", out)
+        server = start([*server_words(experiment, folder, port, insecure), *own], folder / "server.log", out)
         started.append(server)
-        clients = [start(client_words(name, folder, port, insecure), folder / name / "client.log") for name in names]
+        clients = [
+            start([*client_words(name, folder, port, insecure), *own], folder / name / "client.log") for name in names
+        ]
         started += clients
         status = server.wait()
         if status:

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from fedkin.compute import keys
 from fedkin.compute.batches import Source
-from fedkin.compute.program import frozen_digest
 from fedkin.config import Config, make_config
 from fedkin.core.cohort import Cohort, DataPart, Scores, Site
 from fedkin.data import Dataset
 from fedkin.data.own import split_client
 from fedkin.deploy.policy import Declined
 from fedkin.deploy.state import Stamp, Vault
+from fedkin.deploy.trunk import settle
 from fedkin.deploy.wire import Parcel, Transport
 from fedkin.errors import FedKinError
 from fedkin.methods import METHODS, Method, options_of
@@ -129,6 +129,7 @@ def join(worker: Worker, message: Parcel) -> tuple[Joined, dict[str, int], str]:
     worker.policy.check(config, options)
     dataset, own = _dataset(worker, f.get("labels"), place, config)
     network = build(str(config.model), dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
+    frozen = settle(network, f.get("frozen", ""), message.values, worker.folder)
     initial = message.values.get("initial")
     if not isinstance(initial, Tensor):
         raise FedKinError("no first model came with the invitation")
@@ -139,8 +140,6 @@ def join(worker: Worker, message: Parcel) -> tuple[Joined, dict[str, int], str]:
     parts: Parts = {k: [rows if i == place else rows[:0] for i in range(clients)] for k, rows in own.items()}
     names = [worker.name if i == place else "" for i in range(clients)]
     site = make_site(config, kind, network, dataset, source, parts, names, precision, initial=initial)
-    if frozen_digest(network, site.layout) != f.get("frozen", ""):
-        raise FedKinError(f"the frozen parameters of {config.model} are not the server's: both sides need the same")
     vault = Vault(worker.folder, run)
     vault.same_data(worker.data_print)
     stamp, remark = _resume(vault, attempt, begin)
@@ -149,7 +148,7 @@ def join(worker: Worker, message: Parcel) -> tuple[Joined, dict[str, int], str]:
     transport: Transport = f["transport"] if f.get("transport") in ("fp16", "int8") else "fp32"
     found = Joined(run, attempt, place, config, kind(options), network, site, card, vault, stamp, transport)
     found.load()
-    return found, {k: len(rows) for k, rows in own.items()}, remark
+    return found, {k: len(rows) for k, rows in own.items()}, remark + frozen
 
 
 def _resume(vault: Vault, attempt: int, begin: int) -> tuple[Stamp, str]:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from fedkin.compute.batches import Source
-from fedkin.compute.program import frozen_digest
 from fedkin.config import Config
 from fedkin.data import Dataset
 from fedkin.data.own import split_sizes
@@ -21,6 +20,7 @@ from fedkin.deploy import certificates as key_files
 from fedkin.deploy.joining import TRAVELS
 from fedkin.deploy.link import Link
 from fedkin.deploy.sites import USUAL_CLASSES, Facts, Say, Sites, digest, together
+from fedkin.deploy.trunk import as_values, frozen_of, trunk_hash
 from fedkin.deploy.wire import Transport
 from fedkin.engines.rehearsal import Rehearsal
 from fedkin.engines.remote import Remote, Terms
@@ -129,11 +129,12 @@ def _serve(
         "config": settings,
         "labels": together(facts)[2],
         "transport": serving.transport,
-        "frozen": frozen_digest(job.model, job.site.layout),
+        "frozen": trunk_hash(frozen_of(job.model)),
     }
 
-    def invitation(place: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {**shared, "round": job.fed.round}, {"initial": job.site.initial}
+    def invitation(place: int, trunk: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        values = as_values(job.model) if trunk else {}
+        return {**shared, "round": job.fed.round}, {"initial": job.site.initial, **values}
 
     sites.seat(facts, recorder.folder.name, attempt, invitation)
     sites.assemble(serving.wait, least)

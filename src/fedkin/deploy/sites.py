@@ -11,6 +11,7 @@ import hashlib
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,13 +24,16 @@ from fedkin.engines.remote import Arrival, Bounds, Delivery, Invalid
 from fedkin.errors import DataError, FedKinError
 
 Say = Callable[[str], None]
-Invitation = Callable[[int], tuple[dict[str, Any], dict[str, Any]]]
+Invitation = Callable[[int, bool], tuple[dict[str, Any], dict[str, Any]]]
+"""From a site's place, and whether the frozen weights go along, to the fields and values of its invitation."""
 
 MOST_SAMPLES = 10**9
 MOST_CLASSES = 100_000
 USUAL_CLASSES = 1000  # that sites may name unless the server says otherwise
 GREETING = HEADER + 64  # bytes of a greeting, or of an answer to an invitation: a header and no values
 TALK = 300.0  # seconds for a greeting or an invitation
+SLOW = 100_000  # bytes a second that frozen weights are given time for, beside that
+FURNISHED = 3  # times that a site is sent them: a connection may break on the way
 MARGIN = 60.0  # seconds that a message is kept longer than the exchange waits
 
 
@@ -134,6 +138,7 @@ class Sites:
         self._seats: list[str] = []
         self._ready: set[int] = set()
         self._invitation: Invitation | None = None
+        self._furnished = Counter[str]()  # how often a site was sent the frozen weights
         self._run = ""
         self._attempt = 0
         self.trouble: dict[str, str] = {}  # why a site could not join, or was not even heard to the end
@@ -289,9 +294,9 @@ class Sites:
         if self._invitation is not None:
             self._invite(name)
 
-    def _invite(self, name: str) -> None:
+    def _invite(self, name: str, trunk: bool = False) -> None:
         assert self._invitation is not None
-        fields, values = self._invitation(self._seats.index(name))
+        fields, values = self._invitation(self._seats.index(name), trunk)
         whole = {
             "kind": "join",
             "run": self._run,
@@ -304,6 +309,13 @@ class Sites:
 
     def _joined(self, node: int, fields: Mapping[str, Any]) -> None:
         name = next((n for n, other in self._nodes.items() if other == node), None)
+        if name is not None and fields.get("kind") == "lacking":
+            self._furnished[name] += 1
+            if self._furnished[name] > FURNISHED:
+                raise DataError(f"it says that it lacks the frozen weights, which it was sent {FURNISHED} times")
+            self._say(f"site {name!r} is sent the frozen weights")
+            self._invite(name, trunk=True)
+            return
         if name is None or fields.get("kind") != "joined":
             raise DataError("its answer to the invitation is none")
         self._ready.add(self._seats.index(name))
@@ -311,7 +323,8 @@ class Sites:
         self._say(f"site {name!r} takes part{_text(fields.get('remark'))}")
 
     def _talk(self, node: int, kind: str, fields: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
-        ticket = self._link.push(node, self._own(fields, values), TALK)
+        parcels = self._own(fields, values)
+        ticket = self._link.push(node, parcels, TALK + len(parcels["own"]) / SLOW)
         if ticket is not None:
             self._talks[ticket] = (node, kind)
 

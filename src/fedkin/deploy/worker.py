@@ -30,6 +30,7 @@ from fedkin.deploy.joining import Joined, OwnCohort, join, whole
 from fedkin.deploy.node import LIMIT
 from fedkin.deploy.policy import Declined, Policy, rounded
 from fedkin.deploy.state import Stamp, write_private
+from fedkin.deploy.trunk import Lacking
 from fedkin.deploy.wire import Parcel, pack, unpack
 from fedkin.engines.remote import MEASURED
 from fedkin.errors import FedKinError
@@ -179,7 +180,11 @@ class Worker:
         return pack({}, facts)
 
     def _join(self, message: Parcel) -> bytes:
-        self.joined, sizes, remark = join(self, message)
+        try:
+            self.joined, sizes, remark = join(self, message)
+        except Lacking as error:
+            self.say("sent: that it has not the server's frozen weights; they are sent once")
+            return pack({}, {"kind": "lacking", "frozen": str(error)})
         job, config, begin = self.joined, self.joined.config, message.fields["round"]
         self.say(
             f"joined run {job.run} as number {job.place + 1} of {len(job.site.names)}: {config.method}, "

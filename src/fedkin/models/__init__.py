@@ -1,5 +1,6 @@
 """Small networks with a named body and head. Any other `nn.Module` works too: these are the papers' own."""
 
+from fedkin.models.adapters import adapters, lora, merged
 from fedkin.models.own import Given, draw_anew, first_network
 from fedkin.models.ready import Ready, Samples
 from fedkin.models.zoo import MODELS, ModelEntry, build, default_model
@@ -10,8 +11,11 @@ __all__ = [
     "ModelEntry",
     "Ready",
     "Samples",
+    "adapters",
     "build",
     "default_model",
     "draw_anew",
     "first_network",
+    "lora",
+    "merged",
 ]

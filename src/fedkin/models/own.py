@@ -44,7 +44,10 @@ def draw_anew(network: nn.Module, seed: int) -> str | None:
     """Draw the parameters that learn anew, in place; frozen ones keep their values. Nothing happens, and the odd
     module is named, where one with such parameters cannot do it. The global generator is left as it was."""
     resets: list[Callable[[], object]] = []
+    containers: list[Callable[[], object]] = []  # what says how modules inside it begin, after these
     for name, module in network.named_modules():
+        if not list(module.parameters(recurse=False)) and callable(reset := getattr(module, "reset_parameters", None)):
+            containers.append(reset)
         if any(p.requires_grad for p in module.parameters(recurse=False)):
             reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
             if not callable(reset):
@@ -53,7 +56,7 @@ def draw_anew(network: nn.Module, seed: int) -> str | None:
     frozen = [(p, p.detach().clone()) for p in network.parameters() if not p.requires_grad]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        for reset in resets:
+        for reset in [*resets, *reversed(containers)]:
             reset()
         for parameter, value in frozen:
             parameter.copy_(value)
