@@ -165,12 +165,9 @@ def methods(
 ) -> None:
     """List the methods, or show one with its paper, its options and their ranges, and what it shares."""
     use_plugins(plugin)
-    from fedkin.cli.listing import list_methods, show_method
+    from fedkin.cli.listing import Methods
 
-    if name is None:
-        list_methods(json)
-    else:
-        show_method(name, model, json)
+    Methods(model).present(name, json)
 
 
 @command(
@@ -188,12 +185,9 @@ def attacks(
 ) -> None:
     """List what malicious clients can do, or show one attack with its paper, its options and their ranges."""
     use_plugins(plugin)
-    from fedkin.cli.listing import list_attacks, show_attack
+    from fedkin.cli.listing import Attacks
 
-    if name is None:
-        list_attacks(json)
-    else:
-        show_attack(name, json)
+    Attacks().present(name, json)
 
 
 @command(
@@ -211,12 +205,9 @@ def rules(
 ) -> None:
     """List the rules by which the server can average, or show one with its paper, its options and their ranges."""
     use_plugins(plugin)
-    from fedkin.cli.listing import list_rules, show_rule
+    from fedkin.cli.listing import Rules
 
-    if name is None:
-        list_rules(json)
-    else:
-        show_rule(name, json)
+    Rules().present(name, json)
 
 
 @command(
@@ -236,12 +227,9 @@ def schedules(
 
     With --lr-factors, single clients can have rates of their own as well."""
     use_plugins(plugin)
-    from fedkin.cli.listing import list_schedules, show_schedule
+    from fedkin.cli.listing import Schedules
 
-    if name is None:
-        list_schedules(json)
-    else:
-        show_schedule(name, json)
+    Schedules().present(name, json)
 
 
 @command(
@@ -260,12 +248,9 @@ def datasets(
     json: Json = False,
 ) -> None:
     """List the data sets and say whether their files are there, or show one."""
-    from fedkin.cli.listing import list_datasets, show_dataset
+    from fedkin.cli.listing import DataSets
 
-    if name is None:
-        list_datasets(data_dir, json)
-    else:
-        show_dataset(name, data_dir, json)
+    DataSets(data_dir).present(name, json)
 
 
 @command(
@@ -278,12 +263,9 @@ def datasets(
 )
 def models(name: Annotated[str | None, typer.Argument(help="One model.")] = None, json: Json = False) -> None:
     """List the networks with their sizes, or show one layer by layer."""
-    from fedkin.cli.listing import list_models, show_model
+    from fedkin.cli.listing import Models
 
-    if name is None:
-        list_models(json)
-    else:
-        show_model(name, json)
+    Models().present(name, json)
 
 
 @command(
@@ -296,12 +278,9 @@ def models(name: Annotated[str | None, typer.Argument(help="One model.")] = None
 )
 def partitions(name: Annotated[str | None, typer.Argument(help="One partition.")] = None, json: Json = False) -> None:
     """List the ways to deal samples to clients, or explain one of them."""
-    from fedkin.cli.listing import list_partitions, show_partition
+    from fedkin.cli.listing import Partitions
 
-    if name is None:
-        list_partitions(json)
-    else:
-        show_partition(name, json)
+    Partitions().present(name, json)
 
 
 @command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +34,109 @@ RUN_TIME = ("update", "bounds", "passes")  # what the run gives a rule or an att
 TEXT: tuple[tuple[int, ...], int, int] = ((LENGTH,), 4, WORDS)
 
 
+class Listing:
+    """What there is of a kind: all of it as a table, or one by name."""
+
+    plural: str  # as JSON calls the list
+    title: str
+    columns: tuple[str, ...]
+    right: tuple[str, ...] = ()
+    caption: str
+    names: Mapping[str, object]
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """One as JSON has it in the list."""
+        raise NotImplementedError
+
+    def row(self, facts: dict[str, Any]) -> tuple[str, ...]:
+        """What stands in the table behind the name."""
+        raise NotImplementedError
+
+    def whole(self, name: str) -> dict[str, Any]:
+        """One alone as JSON has it."""
+        return self.facts(name)
+
+    def show(self, facts: dict[str, Any]) -> None:
+        """One alone for people; `facts` as `whole` has them."""
+        raise NotImplementedError
+
+    def present(self, name: str | None, as_json: bool) -> None:
+        """All of it, or one by name, for a program or for people."""
+        if name is not None:
+            facts = self.whole(name)
+            return print_json(facts) if as_json else self.show(facts)
+        every = [self.facts(n) for n in self.names]
+        if as_json:
+            return print_json({self.plural: every})
+        made = table(f"{len(every)} {self.title}", *self.columns, right=self.right, caption=self.caption)
+        for facts in every:
+            shown = facts.get("form", facts["name"]).replace("[:", "\\[:")
+            made.add_row(f"[bold]{shown}[/]", *self.row(facts))
+        screen().print(made)
+
+
+def _heading(facts: dict[str, Any], *lines: str) -> None:
+    screen().print("\n".join([f"[bold {ACCENT}]{facts['name']}[/]  {facts['about']}", *lines]))
+
+
+def _shape(facts: dict[str, Any]) -> str:
+    return "x".join(map(str, facts["shape"]))
+
+
 # ------------------------------------------------------------ methods
 
 
-def method_facts(name: str) -> dict[str, Any]:
-    kind = METHODS[name]
-    options = option_facts(kind.Options)
-    return {
-        "name": name,
-        "about": kind.about,
-        "paper": kind.paper,
-        "departs": list(kind.departs),
-        "shares": kind.shares,
-        "private": kind.private,
-        "eval_point": kind.eval_point,
-        "holdout": kind.holdout,
-        "options": options,
-        "profiles": {profile: dict(values) for profile, values in kind.profiles.items()},
-    }
+class Methods(Listing):
+    """`model`: the one whose message size is shown."""
+
+    plural = title = "methods"
+    columns = ("method", "what it does", "shared", "private", "paper")
+    caption = "fedkin methods NAME: options, ranges, message size"
+    names = METHODS
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    def facts(self, name: str) -> dict[str, Any]:
+        kind = METHODS[name]
+        return {
+            "name": name,
+            "about": kind.about,
+            "paper": kind.paper,
+            "departs": list(kind.departs),
+            "shares": kind.shares,
+            "private": kind.private,
+            "eval_point": kind.eval_point,
+            "holdout": kind.holdout,
+            "options": option_facts(kind.Options),
+            "profiles": {profile: dict(values) for profile, values in kind.profiles.items()},
+        }
+
+    def row(self, facts: dict[str, Any]) -> tuple[str, ...]:
+        return facts["about"], facts["shares"], facts["private"], facts["paper"]
+
+    def whole(self, name: str) -> dict[str, Any]:
+        facts = self.facts(name)
+        kind = METHODS[name]
+        return {**facts, "description": _doc(kind), "message": message_size(kind, name, self.model)}
+
+    def show(self, facts: dict[str, Any]) -> None:
+        out = screen()
+        _heading(facts, "")
+        out.print(facts["description"], markup=False)
+        _print_options(facts["options"], "Options (--set NAME=VALUE)")
+        if facts["departs"]:
+            out.print("Where FedKin departs from the paper:", style="bold")
+            for text in facts["departs"]:
+                out.print(f"- {text}", markup=False, highlight=False)
+            out.print()
+        for profile, values in facts["profiles"].items():
+            if values:
+                out.print(f"--set profile={profile}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
+        out.print(
+            f"shared     {facts['shares']}\nprivate    {facts['private']}\nevaluated  {facts['eval_point']}\n"
+            f"message    {_sent_in_words(facts['message'])}"
+        )
 
 
 def option_facts(schema: type[Any]) -> list[dict[str, Any]]:
@@ -72,47 +158,6 @@ def _print_options(options: list[dict[str, Any]], title: str) -> None:
         default = f"{o['default']:g}" if isinstance(o["default"], float) else str(o["default"]).lower()
         made.add_row(f"[bold]{o['name']}[/]", default, o["accepts"], o["help"])
     screen().print(made if options else "\n[dim]no options of its own[/]\n")
-
-
-def list_methods(as_json: bool) -> None:
-    facts = [method_facts(name) for name in METHODS]
-    if as_json:
-        return print_json({"methods": facts})
-    made = table(
-        f"{len(facts)} methods",
-        "method",
-        "what it does",
-        "shared",
-        "private",
-        "paper",
-        caption="fedkin methods NAME: options, ranges, message size",
-    )
-    for f in facts:
-        made.add_row(f"[bold]{f['name']}[/]", f["about"], f["shares"], f["private"], f["paper"])
-    screen().print(made)
-
-
-def show_method(name: str, model: str, as_json: bool) -> None:
-    facts = method_facts(name)
-    sent = message_size(METHODS[name], name, model)
-    if as_json:
-        return print_json({**facts, "description": _doc(METHODS[name]), "message": sent})
-    out = screen()
-    out.print(f"[bold {ACCENT}]{name}[/]  {facts['about']}\n", highlight=False)
-    out.print(_doc(METHODS[name]), markup=False)
-    _print_options(facts["options"], "Options (--set NAME=VALUE)")
-    if facts["departs"]:
-        out.print("Where FedKin departs from the paper:", style="bold")
-        for text in facts["departs"]:
-            out.print(f"- {text}", markup=False, highlight=False)
-        out.print()
-    for profile, values in facts["profiles"].items():
-        if values:
-            out.print(f"--set profile={profile}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
-    out.print(
-        f"shared     {facts['shares']}\nprivate    {facts['private']}\nevaluated  {facts['eval_point']}\n"
-        f"message    {_sent_in_words(sent)}"
-    )
 
 
 def _doc(kind: type[Method]) -> str:
@@ -148,120 +193,78 @@ def message_size(kind: type[Method], name: str, model: str) -> dict[str, Any]:
 def _sent_in_words(sent: dict[str, Any]) -> str:
     if sent["down"] is None:
         return f"not measured: {sent['note']}"
-    shape = "x".join(map(str, sent["shape"]))
     return (
         f"{size(sent['down'])} down, {size(sent['up'])} up per client and round "
-        f"({sent['model']} on {shape}, {sent['classes']} classes)"
+        f"({sent['model']} on {_shape(sent)}, {sent['classes']} classes)"
     )
 
 
 # ------------------------------------------------------------ attacks, rules and schedules
 
 
-def _part_facts(registry: Registry[Any], name: str) -> dict[str, Any]:
-    kind = registry[name]
-    text = kind.__dict__.get("__doc__") or ""
-    given = text and not text.startswith(f"{kind.__name__}(")  # a dataclass without a docstring gets its signature
-    return {
-        "name": name,
-        "about": kind.about,
-        "paper": kind.paper,
-        "options": sorted(option_facts(kind), key=lambda o: o["name"] in COMMON),
-        "description": inspect.cleandoc(text) if given else kind.about,
-    }
+class Parts(Listing):
+    """What runs are put together from by a flag: NAME or NAME:OPTION=VALUE,..."""
+
+    flag: str
+    hint = ""  # in the caption, after how the flag is written
+    names: Registry[Any]
+
+    @property
+    def caption(self) -> str:  # type: ignore[override]
+        written = f"--{self.flag} NAME or NAME:OPTION=VALUE,..."
+        return f"{written}; {self.hint}fedkin {self.plural} NAME: defaults and ranges"
+
+    def facts(self, name: str) -> dict[str, Any]:
+        kind = self.names[name]
+        text = kind.__dict__.get("__doc__") or ""
+        given = text and not text.startswith(f"{kind.__name__}(")  # a dataclass without a docstring gets its signature
+        return {
+            "name": name,
+            "about": kind.about,
+            "paper": kind.paper,
+            "options": sorted(option_facts(kind), key=lambda o: o["name"] in COMMON),
+            "description": inspect.cleandoc(text) if given else kind.about,
+        }
+
+    def row(self, facts: dict[str, Any]) -> tuple[str, ...]:
+        options = ", ".join(o["name"] for o in facts["options"] if o["name"] not in COMMON)
+        changes = [" and ".join(facts["changes"])] if "changes" in facts else []
+        return facts["about"], *changes, options, facts["paper"]
+
+    def show(self, facts: dict[str, Any]) -> None:
+        out = screen()
+        _heading(facts, "")
+        out.print(facts["description"], markup=False)
+        _print_options(facts["options"], f"Options (--{self.flag} {facts['name']}:OPTION=VALUE,...)")
+        changes = {"changes": " and ".join(facts["changes"])} if "changes" in facts else {}
+        for key, value in {**changes, "paper": facts["paper"] or "none"}.items():
+            out.print(f"{key:<8} {value}", markup=False)
 
 
-def attack_facts(name: str) -> dict[str, Any]:
-    kind = ATTACKS[name]
-    changes = {"what they train on": DataAttack, "what they send": ReplyAttack}
-    return {**_part_facts(ATTACKS, name), "changes": [k for k, base in changes.items() if issubclass(kind, base)]}
-
-
-def rule_facts(name: str) -> dict[str, Any]:
-    return _part_facts(RULES, name)
-
-
-def list_attacks(as_json: bool) -> None:
-    facts = [attack_facts(name) for name in ATTACKS]
-    if as_json:
-        return print_json({"attacks": facts})
-    made = table(
-        f"{len(facts)} attacks",
-        "attack",
-        "what malicious clients do",
-        "they change",
-        "options",
-        "paper",
-        caption="--attack NAME or NAME:OPTION=VALUE,...; --attack none: everybody is honest; "
-        f"every attack also takes {COMMON[0]}=true, for attackers on a committee; "
-        "fedkin attacks NAME: defaults and ranges",
+class Attacks(Parts):
+    plural = title = "attacks"
+    columns = ("attack", "what malicious clients do", "they change", "options", "paper")
+    flag, names = "attack", ATTACKS
+    hint = (
+        f"--attack none: everybody is honest; every attack also takes {COMMON[0]}=true, for attackers on a committee; "
     )
-    for f in facts:
-        made.add_row(f"[bold]{f['name']}[/]", f["about"], " and ".join(f["changes"]), _option_names(f), f["paper"])
-    screen().print(made)
+
+    def facts(self, name: str) -> dict[str, Any]:
+        found, changes = super().facts(name), {"what they train on": DataAttack, "what they send": ReplyAttack}
+        return {**found, "changes": [k for k, base in changes.items() if issubclass(ATTACKS[name], base)]}
 
 
-def list_rules(as_json: bool) -> None:
-    facts = [rule_facts(name) for name in RULES]
-    if as_json:
-        return print_json({"rules": facts})
-    made = table(
-        f"{len(facts)} rules",
-        "rule",
-        "what the server takes",
-        "options",
-        "paper",
-        caption="--rule NAME or NAME:OPTION=VALUE,...; fedkin rules NAME: defaults and ranges",
-    )
-    for f in facts:
-        made.add_row(f"[bold]{f['name']}[/]", f["about"], _option_names(f), f["paper"])
-    screen().print(made)
+class Rules(Parts):
+    plural = title = "rules"
+    columns = ("rule", "what the server takes", "options", "paper")
+    flag, names = "rule", RULES
 
 
-def show_attack(name: str, as_json: bool) -> None:
-    facts = attack_facts(name)
-    _show_part("attack", facts, as_json, {"changes": " and ".join(facts["changes"])})
-
-
-def show_rule(name: str, as_json: bool) -> None:
-    _show_part("rule", rule_facts(name), as_json, {})
-
-
-def list_schedules(as_json: bool) -> None:
-    facts = [_part_facts(SCHEDULES, name) for name in SCHEDULES]
-    if as_json:
-        return print_json({"schedules": facts})
-    made = table(
-        f"{len(facts)} learning-rate schedules",
-        "schedule",
-        "what the rate does",
-        "options",
-        "paper",
-        caption=f"--lr-schedule NAME or NAME:OPTION=VALUE,...; every schedule also takes {COMMON[1]}=ROUNDS; "
-        "fedkin schedules NAME: defaults and ranges",
-    )
-    for f in facts:
-        made.add_row(f"[bold]{f['name']}[/]", f["about"], _option_names(f), f["paper"])
-    screen().print(made)
-
-
-def show_schedule(name: str, as_json: bool) -> None:
-    _show_part("lr-schedule", _part_facts(SCHEDULES, name), as_json, {})
-
-
-def _show_part(kind: str, facts: dict[str, Any], as_json: bool, more: dict[str, str]) -> None:
-    if as_json:
-        return print_json(facts)
-    name, out = facts["name"], screen()
-    out.print(f"[bold {ACCENT}]{name}[/]  {facts['about']}\n")
-    out.print(facts["description"], markup=False)
-    _print_options(facts["options"], f"Options (--{kind} {name}:OPTION=VALUE,...)")
-    for key, value in {**more, "paper": facts["paper"] or "none"}.items():
-        out.print(f"{key:<8} {value}", markup=False)
-
-
-def _option_names(facts: dict[str, Any]) -> str:
-    return ", ".join(o["name"] for o in facts["options"] if o["name"] not in COMMON)
+class Schedules(Parts):
+    plural, title = "schedules", "learning-rate schedules"
+    columns = ("schedule", "what the rate does", "options", "paper")
+    flag, names = "lr-schedule", SCHEDULES
+    hint = f"every schedule also takes {COMMON[1]}=ROUNDS; "
 
 
 # ------------------------------------------------------------ models
@@ -280,89 +283,102 @@ def example_of(model: str) -> tuple[tuple[int, ...], int, int]:
     raise UsageError(f"model {model!r} takes neither images of 3x32x32 nor text")
 
 
-def model_facts(name: str) -> dict[str, Any]:
-    """Sizes from shapes alone: no weights are drawn."""
-    entry, (shape, classes, vocabulary) = MODELS[name], example_of(name)
-    with torch.device("meta"):
-        samples = torch.zeros(2, *shape, dtype=torch.int64 if vocabulary else torch.float32)
-        layout = Layout.of(entry.make(shape, classes, vocabulary), example=samples)
-    return {
-        "name": name,
-        "about": entry.about,
-        "paper": entry.paper,
-        "shape": list(shape),
-        "classes": classes,
-        "parameters": layout.parameters,
-        "body": layout.size("body"),
-        "head": layout.size("head"),
-        "head_module": layout.head_name,
-        "bytes": 4 * layout.size("model"),
-        "layers": {s.name: list(s.shape) for s in layout.slots},
-    }
+class Models(Listing):
+    """Sizes come from shapes alone: no weights are drawn."""
 
-
-def list_models(as_json: bool) -> None:
-    facts = [model_facts(name) for name in MODELS]
-    if as_json:
-        return print_json({"models": facts})
+    plural = title = "models"
+    columns = ("model", "what it is", "parameters", "message", "counted on", "used by")
     right = ("parameters", "message")
-    made = table(
-        f"{len(facts)} models",
-        "model",
-        "what it is",
-        *right,
-        "counted on",
-        "used by",
-        right=right,
-        caption="your own nn.Module works too: fk.run(..., model=MyNet())",
-    )
-    for f in facts:
-        made.add_row(
-            f"[bold]{f['name']}[/]",
-            f["about"],
-            f"{f['parameters']:,}",
-            size(f["bytes"]),
-            f"{'x'.join(map(str, f['shape']))}, {f['classes']} classes",
-            f["paper"],
+    caption = "your own nn.Module works too: fk.run(..., model=MyNet())"
+    names = MODELS
+
+    def facts(self, name: str) -> dict[str, Any]:
+        entry, (shape, classes, vocabulary) = MODELS[name], example_of(name)
+        with torch.device("meta"):
+            samples = torch.zeros(2, *shape, dtype=torch.int64 if vocabulary else torch.float32)
+            layout = Layout.of(entry.make(shape, classes, vocabulary), example=samples)
+        return {
+            "name": name,
+            "about": entry.about,
+            "paper": entry.paper,
+            "shape": list(shape),
+            "classes": classes,
+            "parameters": layout.parameters,
+            "body": layout.size("body"),
+            "head": layout.size("head"),
+            "head_module": layout.head_name,
+            "bytes": 4 * layout.size("model"),
+            "layers": {s.name: list(s.shape) for s in layout.slots},
+        }
+
+    def row(self, facts: dict[str, Any]) -> tuple[str, ...]:
+        counted = f"{_shape(facts)}, {facts['classes']} classes"
+        return facts["about"], f"{facts['parameters']:,}", size(facts["bytes"]), counted, facts["paper"]
+
+    def show(self, facts: dict[str, Any]) -> None:
+        _heading(
+            facts,
+            f"used by  {facts['paper']}",
+            f"counted  on {_shape(facts)} with {facts['classes']} classes: {facts['parameters']:,} parameters, "
+            f"{size(facts['bytes'])} to send whole",
+            f"head     {facts['head_module']} ({facts['head']:,} of {facts['head'] + facts['body']:,} numbers)",
         )
-    screen().print(made)
-
-
-def show_model(name: str, as_json: bool) -> None:
-    facts = model_facts(name)
-    if as_json:
-        return print_json(facts)
-    out = screen()
-    shape = "x".join(map(str, facts["shape"]))
-    out.print(
-        f"[bold {ACCENT}]{name}[/]  {facts['about']}\nused by  {facts['paper']}\n"
-        f"counted  on {shape} with {facts['classes']} classes: {facts['parameters']:,} parameters, "
-        f"{size(facts['bytes'])} to send whole\nhead     {facts['head_module']} "
-        f"({facts['head']:,} of {facts['head'] + facts['body']:,} numbers)"
-    )
-    made = table(None, "tensor", "shape", right=("shape",))
-    for layer, of in facts["layers"].items():
-        made.add_row(layer, " x ".join(map(str, of)) or "1")
-    out.print(made)
+        made = table(None, "tensor", "shape", right=("shape",))
+        for layer, of in facts["layers"].items():
+            made.add_row(layer, " x ".join(map(str, of)) or "1")
+        screen().print(made)
 
 
 # ------------------------------------------------------------ data sets
 
 
-def dataset_facts(entry: Source, data_dir: str | None) -> dict[str, Any]:
-    root = data_home(data_dir)
-    return {
-        "name": entry.name,
-        "kind": entry.kind,
-        "shape": list(entry.shape),
-        "classes": entry.classes,
-        "about": entry.about,
-        "citation": entry.citation,
-        "files": entry.files,
-        "folder": str(root),
-        "here": files_are_here(entry, root),
-        "download": bool(entry.remotes),
-    }
+class DataSets(Listing):
+    """`data_dir`: where to look for the files."""
+
+    plural, title = "datasets", "data sets"
+    columns = ("data set", "files", "kind", "sample", "classes", "what it is")
+    right = ("classes",)
+    names = SOURCES
+
+    def __init__(self, data_dir: str | None) -> None:
+        self.root = data_home(data_dir)
+        self.caption = (
+            f"looked for in {self.root} (--data-dir, FEDKIN_DATA); your own "
+            "data: an .npz file with x and y, or a folder with one file per client"
+        )
+
+    def facts(self, name: str) -> dict[str, Any]:
+        entry = SOURCES[name]
+        return {
+            "name": entry.name,
+            "kind": entry.kind,
+            "shape": list(entry.shape),
+            "classes": entry.classes,
+            "about": entry.about,
+            "citation": entry.citation,
+            "files": entry.files,
+            "folder": str(self.root),
+            "here": files_are_here(entry, self.root),
+            "download": bool(entry.remotes),
+        }
+
+    def row(self, facts: dict[str, Any]) -> tuple[str, ...]:
+        here = (
+            "[green]here[/]" if facts["here"] else "[yellow]download[/]" if facts["download"] else "[dim]not found[/]"
+        )
+        return here, facts["kind"], _shape(facts), str(facts["classes"]), facts["about"]
+
+    def show(self, facts: dict[str, Any]) -> None:
+        _heading(
+            facts,
+            f"sample   {_shape(facts)} ({facts['kind']}), {facts['classes']} classes",
+            f"source   {facts['citation']}",
+        )
+        if facts["here"]:
+            screen().print(f"files    [green]here[/]{f', in {self.root}' if facts['files'] else ': comes with FedKin'}")
+        else:
+            missing = how_to_get(SOURCES[facts["name"]], self.root, "the files are not there")
+            screen().print(missing, markup=False)
 
 
 def files_are_here(entry: Source, root: Path) -> bool:
@@ -376,64 +392,27 @@ def files_are_here(entry: Source, root: Path) -> bool:
     )
 
 
-def list_datasets(data_dir: str | None, as_json: bool) -> None:
-    facts = [dataset_facts(entry, data_dir) for entry in SOURCES.values()]
-    if as_json:
-        return print_json({"datasets": facts})
-    made = table(
-        f"{len(facts)} data sets",
-        "data set",
-        "files",
-        "kind",
-        "sample",
-        "classes",
-        "what it is",
-        right=("classes",),
-        caption=f"looked for in {data_home(data_dir)} (--data-dir, FEDKIN_DATA); your own "
-        "data: an .npz file with x and y, or a folder with one file per client",
-    )
-    for f in facts:
-        here = "[green]here[/]" if f["here"] else ("[yellow]download[/]" if f["download"] else "[dim]not found[/]")
-        made.add_row(
-            f"[bold]{f['name']}[/]", here, f["kind"], "x".join(map(str, f["shape"])), str(f["classes"]), f["about"]
-        )
-    screen().print(made)
-
-
-def show_dataset(name: str, data_dir: str | None, as_json: bool) -> None:
-    entry = SOURCES[name]
-    facts = dataset_facts(entry, data_dir)
-    if as_json:
-        return print_json(facts)
-    out = screen()
-    out.print(
-        f"[bold {ACCENT}]{name}[/]  {entry.about}\nsample   {'x'.join(map(str, entry.shape))} ({entry.kind}), "
-        f"{entry.classes} classes\nsource   {entry.citation}"
-    )
-    if facts["here"]:
-        out.print(f"files    [green]here[/]{f', in {data_home(data_dir)}' if entry.files else ': comes with FedKin'}")
-    else:
-        out.print(how_to_get(entry, data_home(data_dir), "the files are not there"), markup=False)
-
-
 # ------------------------------------------------------------ partitions
 
 
-def list_partitions(as_json: bool) -> None:
-    facts = [{"name": n, "form": kind.form, "about": kind.about} for n, kind in PARTITIONS.items()]
-    if as_json:
-        return print_json({"partitions": facts})
-    made = table(f"{len(facts)} partitions", "write", "what it does", caption="fedkin split shows what comes out")
-    for f in facts:
-        made.add_row(f"[bold]{f['form']}[/]".replace("[:", "\\[:"), f["about"])
-    screen().print(made)
+class Partitions(Listing):
+    plural = title = "partitions"
+    columns = ("write", "what it does")
+    caption = "fedkin split shows what comes out"
+    names = PARTITIONS
 
+    def facts(self, name: str) -> dict[str, Any]:
+        kind = PARTITIONS[name.split(":")[0]]
+        return {"name": name, "form": kind.form, "about": kind.about}
 
-def show_partition(name: str, as_json: bool) -> None:
-    kind = PARTITIONS[name.split(":")[0]]
-    doc = inspect.cleandoc(kind.__doc__ or kind.about)
-    if as_json:
-        return print_json({"name": name, "form": kind.form, "about": kind.about, "description": doc})
-    out = screen()
-    out.print(kind.form, style=f"bold {ACCENT}", markup=False)
-    out.print(f"{kind.about}\n\n{doc}", markup=False)
+    def row(self, facts: dict[str, Any]) -> tuple[str, ...]:
+        return (facts["about"],)
+
+    def whole(self, name: str) -> dict[str, Any]:
+        facts = self.facts(name)
+        kind = PARTITIONS[name.split(":")[0]]
+        return {**facts, "description": inspect.cleandoc(kind.__doc__ or kind.about)}
+
+    def show(self, facts: dict[str, Any]) -> None:
+        screen().print(facts["form"], style=f"bold {ACCENT}", markup=False)
+        screen().print(f"{facts['about']}\n\n{facts['description']}", markup=False)
