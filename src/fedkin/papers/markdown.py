@@ -9,7 +9,7 @@ from typing import Any
 
 from fedkin.papers import natural
 from fedkin.papers.measures import metric_of
-from fedkin.papers.published import NO_DATA
+from fedkin.papers.settings import NO_DATA
 from fedkin.papers.verdicts import NOT_RUN, Record, close, difference, measured, rankings, seeds_text, verdicts
 
 LACKING = (NO_DATA, *(f"{what} not there yet" for what in ("method", "model", "attack", "rule")))

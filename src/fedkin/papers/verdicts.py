@@ -13,7 +13,8 @@ from typing import Any
 from fedkin.config import NOT_IDENTITY, Config
 from fedkin.papers.measures import Outcome, metric_of, value_of
 from fedkin.papers.plan import Plan, Planned
-from fedkin.papers.published import Cell, Line, Paper, Table, spelled_out
+from fedkin.papers.published import Cell, Line, Paper, Table
+from fedkin.papers.settings import spelled_out
 
 Record = dict[str, Any]
 Look = Callable[[Config], Outcome | None]
@@ -149,7 +150,9 @@ def changed_since(paper: Paper, cell: Cell, record: Record) -> list[str]:
     found = []
     for change in paper.changed:
         then = change.before(cell)
-        if change.touches(cell) and (made_by & change.made_by or (then and record["settings"] == settings_of(then))):
+        if change.touches(cell) and (
+            made_by.intersection(change.made_by) or (then and record["settings"] == settings_of(then))
+        ):
             found.append(change.what)
     return found
 
