@@ -26,11 +26,11 @@ from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS
 from fedkin.papers import html_page, markdown, result_files, results_page
 from fedkin.papers import verdicts as compare
+from fedkin.papers.cell_settings import canonical
 from fedkin.papers.measures import METRICS, Outcome, Point, Traces, facts, value_of
 from fedkin.papers.plan import Data, Plan, calibrate, make_plan, quick
 from fedkin.papers.published import NAMES, Paper, forget, load_file, load_paper, parse
 from fedkin.papers.runner import Ledger, Session, batches, commit, from_folder, reproduce, run_cells, trained
-from fedkin.papers.settings import canonical
 from fedkin.runs.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedkin.papers import natural
+from fedkin.papers.cell_settings import NO_DATA
 from fedkin.papers.measures import metric_of
-from fedkin.papers.settings import NO_DATA
 from fedkin.papers.verdicts import NOT_RUN, Record, close, difference, measured, rankings, seeds_text, verdicts
 
 LACKING = (NO_DATA, *(f"{what} not there yet" for what in ("method", "model", "attack", "rule")))

@@ -11,9 +11,9 @@ from typing import Any
 from fedkin.config import Config
 from fedkin.data import Dataset, Split
 from fedkin.errors import DataError, FedKinError
+from fedkin.papers.cell_settings import NO_DATA
 from fedkin.papers.measures import Outcome, metric_of
 from fedkin.papers.published import Cell, Paper, Table
-from fedkin.papers.settings import NO_DATA
 
 QUICK_ROUNDS, QUICK_SAMPLES, QUICK_CLIENTS = 3, 60, 10
 STAND_IN = "digits"

@@ -29,9 +29,9 @@ from typing import Any, Literal
 
 from fedkin.config import Config
 from fedkin.errors import DataError, UsageError, unknown
+from fedkin.papers.cell_settings import checked_config, checked_options, merged
 from fedkin.papers.measures import METRICS, metric_of
 from fedkin.papers.schema import called, read_table
-from fedkin.papers.settings import checked_config, checked_options, merged
 
 NATURAL = "natural"
 NAMES = ("c-pfl", "pfedcs", "fedcap", "co-pfl", "fedpkda", "claims", NATURAL)

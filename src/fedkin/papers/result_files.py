@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.errors import DataError, UsageError
+from fedkin.papers.cell_settings import NO_DATA
 from fedkin.papers.published import NAMES, Paper, Table, load_paper, table_names
-from fedkin.papers.settings import NO_DATA
 from fedkin.papers.verdicts import (
     CHOICE,
     FAILED,

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedkin.config import NOT_IDENTITY, Config
+from fedkin.papers.cell_settings import spelled_out
 from fedkin.papers.measures import Outcome, metric_of, value_of
 from fedkin.papers.plan import Plan, Planned
 from fedkin.papers.published import Cell, Line, Paper, Table
-from fedkin.papers.settings import spelled_out
 
 Record = dict[str, Any]
 Look = Callable[[Config], Outcome | None]
