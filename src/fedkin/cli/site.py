@@ -139,7 +139,7 @@ def keys_sign(
     ] = 400,
     json: Json = False,
 ) -> None:
-    """Let a site join: make its certificate, DIR/sites/NAME.crt. Compare the fingerprint with the site's before that.
+    """Let a site join: make its certificate, DIR/sites/NAME.crt. Compare the printed fingerprint with the site's.
 
     If the same request is signed again, the site gets a new certificate for the same key. A server that is running
     notices this.
