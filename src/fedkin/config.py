@@ -34,6 +34,11 @@ SAME_POINT = "received"
 
 @dataclass(frozen=True)
 class Config:
+    """Every setting of a run, checked: what flags, TOML files and keyword arguments end up as.
+
+    Made by `fk.run(...)` and kept as `result.config`. Each setting is a flag of `fedkin run`, too;
+    `given` names those that somebody asked for."""
+
     method: str = option("fedavg", "the method; `fedkin methods` lists them")
     data: str = option("digits", "a data set by name, an .npz file, or a folder with one file per client")
     data_dir: str | None = option(None, "the folder that holds data sets (default: FEDKIN_DATA, else the user's cache)")
@@ -148,6 +153,7 @@ class Config:
         return replace(self, **usual, given=self.asked - usual.keys())
 
     def to_dict(self) -> dict[str, Any]:
+        """All settings by name, as plain values: what a run's folder keeps of them."""
         return {**asdict(self), "options": dict(self.options)}
 
     def identity(self) -> str:

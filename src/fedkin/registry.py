@@ -23,6 +23,8 @@ class Registry(Mapping[str, T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that adds what it decorates under this name; a name that is taken is refused."""
+
         def add(entry: T) -> T:
             known = self._entries.get(name)
             if known is not None and getattr(known, "__qualname__", known) != getattr(entry, "__qualname__", entry):

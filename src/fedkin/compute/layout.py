@@ -40,6 +40,13 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
+    """Which columns of a row are which tensors of a network: `Layout.of(network)` makes one.
+
+    `width` is the length of a row, D; `slots` lists the tensors in the order of their columns, and `slices` has the
+    columns of each part ("model", "body", "head", "buffers"). `head_name` names the module that is the head,
+    `buffers_policy` says whether BatchNorm statistics travel with the body ("average") or never ("local"), `frozen` has
+    the parameters that do not learn, and `tied` those that body and head share."""
+
     slots: tuple[Slot, ...]
     head_name: str
     buffers_policy: Literal["average", "local"]
@@ -98,6 +105,7 @@ class Layout:
         return cls(tuple(slots), name, buffers, slices, at, frozen, _tied(model, name))
 
     def columns(self, part: Part) -> slice:
+        """The columns of a part: "model", "body", "head" or "buffers"."""
         if part not in self.slices:
             raise unknown("part of a model", part, PARTS)
         if part in ("body", "head"):
@@ -158,9 +166,11 @@ class Layout:
         return self.width + sum(shape.numel() for shape in self.frozen.values())
 
     def body(self, rows: Tensor) -> Tensor:
+        """The columns below the head, of one row or of many (a view)."""
         return rows[..., self.columns("body")]
 
     def head(self, rows: Tensor) -> Tensor:
+        """The head's columns, of one row or of many (a view)."""
         return rows[..., self.columns("head")]
 
     def tensors(self, rows: Tensor) -> dict[str, Tensor]:

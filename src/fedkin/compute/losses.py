@@ -37,7 +37,9 @@ class Term:
 
 
 def cross_entropy() -> Term:
-    """The usual loss of a classifier."""
+    """The usual loss of a classifier: what `client.fit` minimises unless `loss=` says otherwise.
+
+    `client.fit(rows, loss=[fk.cross_entropy(), fk.align(...)])` minimises a sum of terms."""
     return Term("cross-entropy", _cross_entropy)
 
 

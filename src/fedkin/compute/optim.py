@@ -13,6 +13,11 @@ from fedkin.errors import UsageError
 
 @dataclass(frozen=True)
 class SGD:
+    """Stochastic gradient descent, for `client.fit(..., opt=fk.SGD(lr=0.1))`.
+
+    `lr` is the learning rate, `momentum` (0 up to, but without, 1) the share of the last step that goes into the next,
+    and `weight_decay` the strength of the pull of all weights towards zero."""
+
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -30,6 +35,11 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
+    """Adam (Kingma and Ba, ICLR 2015), for `client.fit(..., opt=fk.Adam(lr=0.001))`.
+
+    `lr` is the learning rate, `beta1` and `beta2` say how slowly the means of gradients and of their squares change,
+    `eps` keeps the step finite, and `weight_decay` is added to the gradient as in `torch.optim.Adam`."""
+
     lr: float
     beta1: float = 0.9
     beta2: float = 0.999
@@ -44,6 +54,7 @@ class Adam:
 
     @property
     def buffers(self) -> int:
+        """How many numbers this optimiser remembers per weight."""
         return 2
 
 

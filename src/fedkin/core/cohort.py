@@ -85,7 +85,10 @@ class Site:
 
 @dataclass
 class Model:
-    """One of several models that a client trains on the same batches."""
+    """One of several models that a client trains on the same mini-batches, for `client.fit_together`.
+
+    `start` is where its training begins, [D] or a row for each client, [K, D]. With `mu` above 0 the proximal term
+    mu/2 ||w - anchor||^2 draws it towards `anchor` ([D] or [K, D])."""
 
     start: Tensor  # [D] or [K, D]
     mu: float = 0.0  # strength of the proximal term mu/2 ||w - anchor||^2
@@ -93,7 +96,11 @@ class Model:
 
 
 class Cohort(Evaluation):
-    """`client` in a method's client half. Rows, messages and results all have one entry per client, in order."""
+    """`client` in a method's client half: K clients and their data. On a real site K is 1.
+
+    Rows, messages and results all have one entry per client, in order. `client["name"]` reads and writes what the
+    method's `keeps` names, `len(client)` is K, `client.ids` are the clients' numbers, and `client.losses` is the mean
+    training loss of the last `fit`."""
 
     def __init__(self, site: Site, ids: keys.I64, round: int, stream: str) -> None:
         super().__init__(site, ids, round, stream)
@@ -128,9 +135,11 @@ class Cohort(Evaluation):
         return full
 
     def body(self, rows: Tensor) -> Tensor:
+        """The columns of all layers below the head (a view)."""
         return self.layout.body(rows)
 
     def head(self, rows: Tensor) -> Tensor:
+        """The columns of the head (a view)."""
         return self.layout.head(rows)
 
     def model(self, rows: Tensor) -> Tensor:
@@ -171,7 +180,9 @@ class Cohort(Evaluation):
         mask: Tensor | None = None,
         moments: Moments | None = None,
     ) -> list[Tensor]:
-        """Train several models per client on the same mini-batches: more rows of one program."""
+        """Train several models per client on the same mini-batches: more rows of one program.
+
+        The result has one tensor [K, D] for each of `models`; the other arguments are those of `fit`."""
         site, layout, clients = self._site, self.layout, len(self)
         training, self._fits = site.training, self._fits + 1
         stream = (site.seed, self.round, self._stream, self._fits)

@@ -58,12 +58,15 @@ class Evaluation:
 
     @property
     def device(self) -> torch.device:
+        """Where the samples lie and the rows are worked on."""
         return self._site.source.device
 
     def indices(self, data: DataPart) -> list[keys.I64]:
+        """The numbers of each client's samples of this part ("train", "validation" or "test")."""
         return [self._site.parts[data][i] for i in self.ids]
 
     def samples(self, data: DataPart = "train") -> Tensor:
+        """How many samples of this part each client has, [K]."""
         return torch.tensor([len(p) for p in self.indices(data)], dtype=torch.float32, device=self.device)
 
     def evaluate(self, rows: Tensor, data: DataPart = "test") -> Scores:

@@ -139,7 +139,12 @@ class Average(Protocol):
 
 
 def weighted_mean(rows: Tensor, weights: Tensor, start: Tensor) -> Tensor:
-    """sum_k w_k row_k / sum_k w_k."""
+    """The server's usual average, sum_k w_k row_k / sum_k w_k, of rows [K, D]; `start` is not used.
+
+    >>> import torch
+    >>> weighted_mean(torch.tensor([[0.0], [3.0]]), torch.tensor([2, 1]), torch.zeros(1))
+    tensor([1.])
+    """
     share = weights.to(rows.dtype)
     return (share / share.sum()) @ rows
 
@@ -204,7 +209,9 @@ class Faults:
 
 
 class Federation:
-    """All clients, and `ask`."""
+    """All clients, and the one way to reach them, `ask`: `fed` in a method's server half.
+
+    `fed.round` counts rounds from 0, `fed.rounds` is how many there will be, and `fed.names` are the clients' names."""
 
     def __init__(
         self,
@@ -233,6 +240,7 @@ class Federation:
 
     @property
     def all(self) -> Clients:
+        """Every client, removed or not."""
         return Clients(np.arange(len(self._samples)), self._samples)
 
     @property
@@ -264,6 +272,7 @@ class Federation:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave."""
         self.restoring(state)()
 
     def restoring(self, state: Mapping[str, Any]) -> Callable[[], None]:

@@ -19,7 +19,10 @@ MOST_NAMES = 20  # that a client made up, in a sentence
 
 
 class Clients(Sequence[int]):
-    """Some clients, in ascending order, with the sizes of their training sets."""
+    """Some clients, in ascending order, with the sizes of their training sets.
+
+    A sequence of numbers that also knows set operations: `fed.all - cohort`, `a & b`, `a | b`, and `cohort[chosen]`
+    with a tensor of truth values, one for each client."""
 
     def __init__(self, ids: Sequence[int] | keys.I64, samples: keys.I64) -> None:
         self.ids = np.unique(np.asarray(ids, np.int64))
@@ -67,7 +70,9 @@ class Each:
 
 
 def each(rows: Tensor) -> Each:
-    """Mark a message tensor as one row per client; anything else is sent to all alike."""
+    """Mark a message tensor as one row per client; anything else is sent to all alike.
+
+    `fed.ask(cohort, self.train, model=fk.each(rows))` sends row k to the k-th client of the cohort."""
     return Each(rows)
 
 

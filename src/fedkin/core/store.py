@@ -17,16 +17,17 @@ from fedkin.errors import DataError, UsageError
 
 @dataclass(frozen=True)
 class Keep:
-    """A tensor that stays with each client between rounds.
+    """A tensor that stays with each client between rounds: an entry of a method's `keeps`.
 
-    `what` is a part of the model ("model", "body", "head", or "row" for all columns) or a shape; it starts as the
-    common initial model's part or as zeros."""
+    `what` is a part of the model ("model", "body", "head", or "row" for all columns) or a shape. `start` says whether
+    it begins as that part of the common first model or as zeros (a shape always does); `dtype` is its type."""
 
     what: str | tuple[int, ...] = "row"
     start: Literal["model", "zeros"] = "model"
     dtype: torch.dtype = torch.float32
 
     def initial(self, layout: Layout, row: Tensor) -> Tensor:
+        """What a client has before it has written; `row` is the common first model, [D]."""
         if isinstance(self.what, tuple):
             value = torch.zeros(self.what, device=row.device)
         else:

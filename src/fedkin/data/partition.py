@@ -103,7 +103,7 @@ def least_samples(dataset: Dataset, clients: int) -> int:
 @PARTITIONS.register("iid")
 @dataclass(frozen=True)
 class Iid(Partition):
-    """Shuffle and cut into equal parts."""
+    """Every client gets a random part of equal size; written `iid`."""
 
     form: ClassVar[str] = "iid"
     about: ClassVar[str] = "every client gets a random part of equal size"
@@ -120,6 +120,9 @@ class Pathological(Partition):
     Clients therefore come in blocks with identical class sets (20 clients, 10 classes, k = 2: blocks of 4), and the
     last block can get fewer classes. A method that finds similar clients profits from that; ``shuffled`` gives the
     same class sets to clients in random order, so that at least the numbering says nothing.
+
+    `k` is the number of classes per client; `balanced` gives the clients of a class equal shares of it, and otherwise
+    they are drawn. `pathological(2)` is written `pathological:2`.
     """
 
     k: int
@@ -195,6 +198,9 @@ class Shards(Partition):
 
     A client may draw the same class twice. Test rows come from the published test set with the same classes per
     client; where nothing is published, a quarter of each class is set aside for it first.
+
+    `k` is the number of shards per client, `train_bound` and `test_bound` the most samples that are kept of a shard.
+    `shards(2, 50, 100)` is written `shards:2:50:100`.
     """
 
     k: int
@@ -249,6 +255,9 @@ class Dirichlet(Partition):
     samples already gets no more; the whole draw is repeated until every client has ``least`` samples.
 
     Only the counts are drawn again, at most a thousand times, so an impossible request ends in seconds.
+
+    The smaller `alpha` is, the more clients differ; `least` is the number of samples that every client must get
+    (default: 40, or fewer where the data are few). `dirichlet(0.5)` is written `dirichlet:0.5`.
     """
 
     alpha: float
@@ -310,7 +319,7 @@ class Groups(Partition):
 
     Every class is cut at ``dominant``: the first part goes to the clients of its group, the second to everybody, in
     proportion to what they have. So the mix is exact, all rows are used, and a group with more data has larger
-    clients (``samples_per_client`` evens that out).
+    clients (``samples_per_client`` evens that out). `groups(0.8)` is written `groups:0.8`.
     """
 
     dominant: float = 0.8

@@ -24,6 +24,7 @@ class ModelEntry:
 
 
 MODELS: Registry[ModelEntry] = Registry("model")
+"""The networks that FedKin knows by name; `fedkin models` lists them."""
 
 
 def build(name: str, shape: Shape, classes: int, vocabulary: int = 0, seed: int = 0) -> nn.Module:

@@ -50,6 +50,19 @@ AS_IT_IS = (*OF_THE_RUN, "bytes", "seconds", "wall", "times", "diverged", "backd
 
 @dataclass(eq=False)
 class Result:
+    """What came of a run; `fk.run` returns one.
+
+    The numbers: `accuracy` (percent, of the personal models after the last round), `best` (the round whose accuracy was
+    highest), `history` (a record for each round that was evaluated), `per_client`, `backdoor` (success of the attack,
+    percent), and `diverged`: why the numbers are not to be believed, or None. `remarks` are sentences to read first.
+
+    What was run: `method`, its `options`, `seed`, `config` (all settings) and `prepared` (split, device, precision);
+    `run` is the run's folder, if it has one. `ways` says how rows were trained.
+
+    What happened: `exchanges` (every `ask` with its bytes and seconds), `failures`, `removed` (client to round),
+    `notes` of the method, and `malicious`: who was, in truth. `seconds` is the time of the rounds, `wall` that by a
+    stopwatch, with its parts in `times`; `memory` is in bytes, as estimated and at the most."""
+
     method: str
     options: dict[str, Any]
     seed: int
@@ -81,6 +94,7 @@ class Result:
 
     @property
     def bytes(self) -> dict[str, int]:
+        """Bytes that all clients received (`down`) and sent (`up`) in the whole run."""
         return {"down": sum(e.bytes_down for e in self.exchanges), "up": sum(e.bytes_up for e in self.exchanges)}
 
     def personal(self, client: int | str) -> Ready:

@@ -1,0 +1,77 @@
+"""Every script and notebook in examples/ runs as it stands, and needs nothing but what `fedkin` exports."""
+
+from __future__ import annotations
+
+import ast
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+
+import fedkin
+from fedkin.methods import METHODS
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+SAYS = {
+    "01_first_run": "Ditto moved 7.7 MB.",
+    "02_own_data_and_network": "Three new patients in Vienna:",
+    "03_under_attack": "fedcap removed clients [3, 5, 7]; malicious were [3, 5, 7].",
+    "04_own_method": "trust ",
+    "05_deployment_on_this_machine": "rome has a model of its own",
+    "personalisation": "MB down",
+}
+"""What each of them prints when all went well."""
+
+
+@pytest.fixture(autouse=True)
+def _somewhere_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An example leaves nothing behind: no files here, no method of its own, no window."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
+    matplotlib.use("agg")
+
+
+def cells(path: Path) -> list[str]:
+    """The code of a notebook, cell by cell."""
+    return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+
+
+def code(path: Path) -> str:
+    return "\n".join(cells(path)) if path.suffix == ".ipynb" else path.read_text()
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.stem)
+def test_script(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    if path.stem.startswith("05"):
+        pytest.importorskip("cryptography")
+    runpy.run_path(str(path), run_name="__main__")
+    assert SAYS[path.stem] in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    for number, cell in enumerate(cells(path)):
+        exec(compile(cell, f"{path.name}, code cell {number}", "exec"), scope)
+    assert SAYS[path.stem] in capsys.readouterr().out
+    assert all(cell.get("outputs", []) == [] for cell in json.loads(path.read_text())["cells"])
+
+
+def test_there_is_one_for_every_task() -> None:
+    assert [path.stem for path in (*SCRIPTS, *NOTEBOOKS)] == list(SAYS)
+
+
+@pytest.mark.parametrize("path", [*SCRIPTS, *NOTEBOOKS], ids=lambda p: p.stem)
+def test_only_exported_names_are_used(path: Path) -> None:
+    nodes = list(ast.walk(ast.parse(code(path))))
+    imported = [a for n in nodes if isinstance(n, ast.Import) for a in n.names if a.name.startswith("fedkin")]
+    assert [(a.name, a.asname) for a in imported] == [("fedkin", "fk")]
+    assert not [n for n in nodes if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("fedkin")]
+    used = {n.attr for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "fk"}
+    assert used
+    assert used <= set(fedkin.__all__)
