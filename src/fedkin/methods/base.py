@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedkin.robust import Detector
 
 METHODS: Registry[type[Method]] = Registry("method")
+"""All methods by name; `@fk.METHODS.register("name")` adds one."""
 
 EvalPoint = Literal["received", "after_local", "last_round"]
 REPORTS: dict[str, str] = {"received": "report", "after_local": "report_after_local", "last_round": "report_last_round"}
@@ -59,22 +60,29 @@ class Needs:
 
 
 class Method:
-    """Base of all methods: shares one model, evaluates it as received (FedAvg's shape)."""
+    """Base of all methods: shares one model, evaluates it as received (FedAvg's shape).
+
+    A subclass says what it is by attributes. `Options` is a frozen dataclass of `fk.option` fields, and `profiles`
+    names sets of values for them. `about`, `paper`, `shares` (what travels, in words) and `private` (what never does)
+    are shown to users; `departs` says where the defaults are not what the paper prints, and which option is. `keeps`
+    names what stays with each client between rounds (`fk.Keep`), `holdout` is the share of each client's training
+    samples that the method sets aside, `eval_point` says when its clients' models are evaluated, and with `frozen_head`
+    bodies learn under the common first head. `outputs` names options that only choose which of its models a client is
+    evaluated by; a method that has some keeps no memory that `__init__` makes, since what is there from the start is
+    taken to follow from the options."""
 
     Options: ClassVar[type[Any]] = NoOptions
     about: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    departs: ClassVar[tuple[str, ...]] = ()  # where the defaults are not what the paper prints, and which option is
-    shares: ClassVar[str] = "model"  # what travels, in words
-    private: ClassVar[str] = "nothing"  # what never does
+    departs: ClassVar[tuple[str, ...]] = ()
+    shares: ClassVar[str] = "model"
+    private: ClassVar[str] = "nothing"
     eval_point: ClassVar[EvalPoint] = "received"
-    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}}  # named sets of option values
-    holdout: ClassVar[float] = 0.0  # share of each client's training samples the method sets aside
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}}
+    holdout: ClassVar[float] = 0.0
     keeps: ClassVar[Mapping[str, Keep]] = {}
-    # options that only choose by which of its models a client is judged; a method that has some keeps no memory that
-    # `__init__` makes: what is there from the start is taken to follow from the options
     outputs: ClassVar[tuple[str, ...]] = ()
-    frozen_head: ClassVar[bool] = False  # bodies learn under the common first head
+    frozen_head: ClassVar[bool] = False
 
     def __init__(self, options: Any = None) -> None:
         self.options = options if options is not None else self.Options()
@@ -91,6 +99,7 @@ class Method:
         self.model = row[layout.columns("model")].clone()
 
     def round(self, fed: Federation, cohort: Clients) -> None:
+        """One round: `fed.ask` the clients of `cohort`, and make something of what they answer."""
         raise NotImplementedError
 
     def deliver(self) -> dict[str, Any]:
@@ -145,9 +154,11 @@ class Method:
         return _scored(client, self.personal(client, **delivered))
 
     def report_after_local(self, client: Cohort, **delivered: Any) -> Reply:
+        """`report`, of the models that `after_local` gives."""
         return _scored(client, self.after_local(client, **delivered))
 
     def report_last_round(self, client: Cohort, **delivered: Any) -> Reply:
+        """`report`, of the models that `last_round` gives."""
         return _scored(client, self.last_round(client, **delivered))
 
     # ------------------------------------------------------------ what a checkpoint holds
