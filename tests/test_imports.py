@@ -76,7 +76,8 @@ def layer_violations(layer: str, tree: ast.AST) -> list[str]:
 def _concrete(name: str) -> bool:
     """fedkin.methods.ditto.Ditto is a method; fedkin.methods.METHODS and fedkin.methods.base.Method are not."""
     parts = name.split(".")
-    return len(parts) > 2 and parts[2] != "base" and (ROOT / "methods" / f"{parts[2]}.py").exists()
+    place = ROOT / "methods" / parts[2] if len(parts) > 2 and parts[2] != "base" else None
+    return place is not None and (place.is_dir() or place.with_suffix(".py").exists())
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
@@ -100,6 +101,8 @@ def test_the_local_engine_knows_methods_by_their_type_only() -> None:
         ("methods", "from fedkin.config import Config"),
         ("engines", "from fedkin.methods.ditto import Ditto"),
         ("engines", "from fedkin.methods import ditto"),
+        ("engines", "from fedkin.methods.fedcap import FedCAP"),
+        ("engines", "from fedkin.methods.fedcap.method import FedCAP"),
         ("robust", "from fedkin.methods import METHODS"),
         ("data", "from fedkin.compute.layout import Layout"),
         ("models", "from fedkin.data import load"),

@@ -15,7 +15,7 @@ from fedkin.core.federation import Answer
 from fedkin.data import Dataset, Split
 from fedkin.errors import UsageError
 from fedkin.methods.c_pfl import CPFL
-from fedkin.methods.committee import lower_bound, tally
+from fedkin.methods.c_pfl.committee import lower_bound, tally
 from fedkin.rounds import Job, prepare
 
 CLASSES = 4

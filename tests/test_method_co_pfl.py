@@ -23,7 +23,7 @@ from fedkin.core.federation import Answer, Clients, Faults, Federation, Masked, 
 from fedkin.core.store import Keep
 from fedkin.methods import METHODS, Method
 from fedkin.methods.co_pfl import COPFL, COPFLOptions
-from fedkin.methods.masks import cosine, grow, learnable, leave_one_out, normalised, shared_mean
+from fedkin.methods.co_pfl.masks import cosine, grow, learnable, leave_one_out, normalised, shared_mean
 
 LAYOUT = Layout.of(Network(norm=True), "head", "average")
 PARAMETERS = LAYOUT.parameters

@@ -19,7 +19,7 @@ from fedkin.config import make_config
 from fedkin.core.federation import Answer, Clients, Federation, each
 from fedkin.methods.fedavg import FedAvg
 from fedkin.methods.fedcap import FedCAP
-from fedkin.methods.similarity import contributions, usual
+from fedkin.methods.fedcap.similarity import contributions, usual
 from fedkin.rounds import Job, prepare
 
 FIVE = (9, 6, 1, 5, 8)

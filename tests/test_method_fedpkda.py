@@ -23,8 +23,9 @@ from fedkin.core.federation import Answer, Masked
 from fedkin.data import Dataset
 from fedkin.data.split import Split
 from fedkin.errors import UsageError
-from fedkin.methods import METHODS, options_of, prototypes
-from fedkin.methods.prototypes import PrototypeOptions, global_prototypes, laplace, mahalanobis_weights, phase
+from fedkin.methods import METHODS, options_of
+from fedkin.methods.fedpkda import prototypes
+from fedkin.methods.fedpkda.prototypes import PrototypeOptions, global_prototypes, laplace, mahalanobis_weights, phase
 from fedkin.rounds import Job, prepare
 
 INPUT, WIDTH, CLASSES = 6, 8, 5

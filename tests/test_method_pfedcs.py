@@ -18,7 +18,7 @@ from fedkin.config import make_config
 from fedkin.core.federation import Answer
 from fedkin.data import Dataset, Split
 from fedkin.errors import UsageError
-from fedkin.methods import mixture
+from fedkin.methods.pfedcs import mixture
 from fedkin.methods.pfedcs import PFedCS, PFedCSOptions, collaborators, mixing
 from fedkin.rounds import Job, prepare
 
@@ -403,7 +403,7 @@ def test_the_threshold_counts_rounds_from_one(monkeypatch: pytest.MonkeyPatch) -
         seen.append(progress)
         return collaborators(distance, progress, clustering)
 
-    monkeypatch.setattr("fedkin.methods.pfedcs.collaborators", record)
+    monkeypatch.setattr("fedkin.methods.pfedcs.method.collaborators", record)
     after(job_of(options={"beta": 4}), 4)
     assert seen == [2 / 4, 3 / 4]  # in the first round all heads are the same, in the fourth nothing is compared
 

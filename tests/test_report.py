@@ -152,7 +152,7 @@ def test_masks_grow_and_pulls_cross(done: dict[str, Result]) -> None:
 def test_the_prototype_weights_make_the_global_prototypes() -> None:
     import torch
 
-    from fedkin.methods.prototypes import global_prototypes
+    from fedkin.methods.fedpkda.prototypes import global_prototypes
 
     rows, has = torch.randn(7, 4, 5), torch.rand(7, 4) < 0.8
     goals, known, shares = global_prototypes(rows, has, "diag")

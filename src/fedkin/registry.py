@@ -34,6 +34,10 @@ class Registry(Mapping[str, T]):
 
         return add
 
+    def sort(self) -> None:
+        """What is there so far goes by its name, whichever was imported first."""
+        self._entries = dict(sorted(self._entries.items()))
+
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
             raise unknown(self.kind, name, self._entries)

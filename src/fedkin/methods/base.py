@@ -34,13 +34,11 @@ if TYPE_CHECKING:
 METHODS: Registry[type[Method]] = Registry("method")
 """All methods by name; `@fk.METHODS.register("name")` adds one."""
 
+SharedPart = Literal["model", "body", "head"]
 EvalPoint = Literal["received", "after_local", "last_round"]
 REPORTS: dict[str, str] = {"received": "report", "after_local": "report_after_local", "last_round": "report_last_round"}
-JUDGED: dict[str, str] = {"received": "personal", "after_local": "after_local", "last_round": "last_round"}
-"""What clients answer when they are judged at a point, and which models they are judged by."""
-
-
-WHOLE = {"head": "the method shares whole models and has no use for a head; leave it out"}
+EVALUATED: dict[str, str] = {"received": "personal", "after_local": "after_local", "last_round": "last_round"}
+"""What clients answer when they are evaluated at a point, and which models that is about."""
 
 
 @dataclass(frozen=True)
@@ -56,26 +54,30 @@ class Needs:
     writers: int  # clients that have something to keep in the end
     trained: int = 1  # by a client at once
     server: float = 2  # that the server remembers
-    working: float = 0  # that it works with in a round, besides the replies
+    working: float = 0  # that it works with in a round, on top of the replies
 
 
 class Method:
-    """Base of all methods: shares one model, evaluates it as received (FedAvg's shape).
+    """Base of all methods: shares one model, or its body or head alone, and evaluates what clients make of it as they
+    receive it (FedAvg's shape).
 
     A subclass says what it is by attributes. `Options` is a frozen dataclass of `fk.option` fields, and `profiles`
     names sets of values for them. `about`, `paper`, `shares` (what travels, in words) and `private` (what never does)
-    are shown to users; `departs` says where the defaults are not what the paper prints, and which option is. `keeps`
-    names what stays with each client between rounds (`fk.Keep`), `holdout` is the share of each client's training
-    samples that the method sets aside, `eval_point` says when its clients' models are evaluated, and with `frozen_head`
-    bodies learn under the common first head. `outputs` names options that only choose which of its models a client is
-    evaluated by; a method that has some keeps no memory that `__init__` makes, since what is there from the start is
-    taken to follow from the options."""
+    are shown to users; `departs` says where the defaults are not what the paper prints, and which option is. The server
+    keeps and delivers the `shared_part` under this name (`self.body`); None: nothing. `keeps` names what stays with
+    each client between rounds (`fk.Keep`), `holdout` is the share of each client's training samples that the method
+    sets aside, `eval_point` says when its clients' models are evaluated, and with `frozen_head` bodies learn under the
+    common first head. Without `uses_head` it changes nothing which layer is the head. A client trains so many models on
+    the same mini-batches as `trained_at_once` says. `outputs` names options that only choose which of its models a
+    client is evaluated by; a method that has some keeps no memory that `__init__` makes, since what is there from the
+    start is taken to follow from the options."""
 
     Options: ClassVar[type[Any]] = NoOptions
     about: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     departs: ClassVar[tuple[str, ...]] = ()
     shares: ClassVar[str] = "model"
+    shared_part: ClassVar[SharedPart | None] = "model"
     private: ClassVar[str] = "nothing"
     eval_point: ClassVar[EvalPoint] = "received"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}}
@@ -83,6 +85,12 @@ class Method:
     keeps: ClassVar[Mapping[str, Keep]] = {}
     outputs: ClassVar[tuple[str, ...]] = ()
     frozen_head: ClassVar[bool] = False
+    uses_head: ClassVar[bool] = True
+    trained_at_once: ClassVar[int] = 1
+
+    model: Tensor  # the server's, [width]: that of them which is the `shared_part`
+    body: Tensor
+    head: Tensor
 
     def __init__(self, options: Any = None) -> None:
         self.options = options if options is not None else self.Options()
@@ -90,13 +98,17 @@ class Method:
     @classmethod
     def unused(cls, options: Any) -> Mapping[str, str]:
         """Settings of a run that change nothing under these options, each with the reason: given ones are refused."""
-        return {}
+        without = {"head": "the method shares whole models and has no use for a head; leave it out"}
+        return {} if cls.uses_head else without
 
     # ------------------------------------------------------------ server half
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
         """Before the first round: `row` is the common first model."""
-        self.model = row[layout.columns("model")].clone()
+        if self.shared_part is not None:
+            if self.shared_part != "model":
+                layout.require("body", "head")
+            setattr(self, self.shared_part, row[layout.columns(self.shared_part)].clone())
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         """One round: `fed.ask` the clients of `cohort`, and make something of what they answer."""
@@ -104,7 +116,7 @@ class Method:
 
     def deliver(self) -> dict[str, Any]:
         """What a client receives when it wants its personal model: the message of `personal`."""
-        return {"model": self.model}
+        return {} if self.shared_part is None else {self.shared_part: getattr(self, self.shared_part)}
 
     def deliver_to(self, fed: Federation, clients: Clients) -> dict[str, Any]:
         """`deliver` for these clients; methods with a message of its own for each client override it (`each`)."""
@@ -118,11 +130,11 @@ class Method:
         """The one model that the server has for everybody, as parts of a row; empty: there is none."""
         if hasattr(self, "model") and self.shares not in ("head", "nothing"):
             return {"model": self.model}
-        return {"body": getattr(self, "body")} if self.frozen_head else {}  # noqa: B009
+        return {"body": self.body} if self.frozen_head else {}
 
     def needs(self, cohort: int, seen: int, everybody: int) -> Needs:
         """Memory for `cohort` clients a round, `seen` in all rounds, of `everybody`."""
-        return Needs(asked=cohort, writers=seen)
+        return Needs(asked=cohort, writers=seen, trained=self.trained_at_once)
 
     def detector(self) -> Detector | None:
         """The method's own check for hostile replies, for attacks that adapt to it; None: it has none."""
@@ -143,8 +155,8 @@ class Method:
         return self.personal(client, **delivered).where(~trained, client["held"])
 
     def last_round(self, client: Cohort, **delivered: Any) -> Tensor:
-        """Where a server sends to everybody and judges before it sends again: who trained in the round just ended is
-        judged by what came of it, the others by what they received."""
+        """Where a server sends to everybody and evaluates before it sends again: of those who trained in the round just
+        ended, what came of it, and of the others, what they received."""
         just_now = client["trained"] == client.round
         trained = self.after_local(client, **delivered)
         return self.personal(client, **delivered).where(~just_now, trained)

@@ -8,16 +8,16 @@ instead, as in some comparisons.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
 from fedkin.core.cohort import Cohort, Model
-from fedkin.core.federation import Clients, Federation, Reply
+from fedkin.core.federation import Reply
 from fedkin.core.store import Keep
-from fedkin.methods.base import METHODS, WHOLE, Method, Needs, option
+from fedkin.methods.base import METHODS, option
+from fedkin.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
@@ -27,30 +27,20 @@ class DittoOptions:
 
 
 @METHODS.register("ditto")
-class Ditto(Method):
+class Ditto(FedAvg):
     Options = DittoOptions
     about = "a shared model, and personal models that are pulled towards it"
     paper = "Li et al., ICML 2021"
     private = "the personal model"
     outputs = ("output",)
     keeps = {"personal": Keep("row")}
-
-    @classmethod
-    def unused(cls, options: Any) -> Mapping[str, str]:
-        return WHOLE
-
-    def round(self, fed: Federation, cohort: Clients) -> None:
-        replies = fed.ask(cohort, self.train, model=self.model)
-        self.model = replies.mean("model", otherwise=self.model)
+    trained_at_once = 2
 
     def train(self, client: Cohort, model: Tensor) -> Reply:
         received = client.rows(model=model)
         v, w = client.fit_together([Model(client["personal"], self.options.lam, received), Model(received)])
         client["personal"] = v
         return {"model": client.model(w)}
-
-    def needs(self, cohort: int, seen: int, everybody: int) -> Needs:
-        return Needs(cohort, seen, trained=2)
 
     def deliver(self) -> dict[str, Any]:
         return {} if self.options.output == "personal" else {"model": self.model}

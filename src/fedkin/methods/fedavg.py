@@ -8,24 +8,18 @@ FedAvg-FT trains in the same way, and is evaluated by each client's model after 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor
 
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Reply
-from fedkin.methods.base import METHODS, WHOLE, Method
+from fedkin.methods.base import METHODS, Method
 
 
 @METHODS.register("fedavg")
 class FedAvg(Method):
     about = "one model for all: the average of locally trained models"
     paper = "McMahan et al., AISTATS 2017"
-
-    @classmethod
-    def unused(cls, options: Any) -> Mapping[str, str]:
-        return WHOLE
+    uses_head = False
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         replies = fed.ask(cohort, self.train, model=self.model)

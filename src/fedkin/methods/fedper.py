@@ -6,11 +6,8 @@ Down: the body. Up: the trained body.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from fedkin.compute.layout import Layout
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Reply
 from fedkin.core.store import Keep
@@ -22,12 +19,9 @@ class FedPer(Method):
     about = "a shared body under private heads"
     paper = "Arivazhagan et al., 2019"
     shares = "body"
+    shared_part = "body"
     private = "the head"
     keeps = {"head": Keep("head")}
-
-    def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
-        layout.require("body", "head")
-        self.body = layout.body(row).clone()
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         replies = fed.ask(cohort, self.train, body=self.body)
@@ -37,9 +31,6 @@ class FedPer(Method):
         rows = client.fit(client.rows(body=body, head=client["head"]))
         client["head"] = client.head(rows)
         return {"body": client.body(rows)}
-
-    def deliver(self) -> dict[str, Any]:
-        return {"body": self.body}
 
     def personal(self, client: Cohort, body: Tensor) -> Tensor:
         return client.rows(body=body, head=client["head"])

@@ -6,7 +6,6 @@ Down: the body. Up: the trained body.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,7 @@ class FedRep(FedPer):
     paper = "Collins et al., ICML 2021"
 
     @classmethod
-    def unused(cls, options: Any) -> Mapping[str, str]:
+    def unused(cls, options: Any) -> dict[str, str]:
         both = "its options head_epochs and body_epochs say how long clients train"
         return {} if options.head_epochs is None else {"epochs": both}
 

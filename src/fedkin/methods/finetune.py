@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from fedkin.compute.layout import Layout
@@ -17,6 +15,7 @@ class TunedAtTheEnd(Method):
     """The server holds `self.body`; the head stays the common first one until `tune`."""
 
     shares = "body"
+    shared_part = "body"
     private = "the tuned model"
     keeps = {"tuned": Keep("row"), "is_tuned": Keep((1,), "zeros")}
     frozen_head = True
@@ -40,9 +39,6 @@ class TunedAtTheEnd(Method):
 
     def needs(self, cohort: int, seen: int, everybody: int) -> Needs:
         return Needs(everybody, everybody) if self.tune_epochs else Needs(cohort, 0)
-
-    def deliver(self) -> dict[str, Any]:
-        return {"body": self.body}
 
     def personal(self, client: Cohort, body: Tensor) -> Tensor:
         return client.rows(body=body).where(client["is_tuned"] == 0, client["tuned"])

@@ -8,7 +8,6 @@ Down: the head. Up: the trained head. During the rounds of FedAvg, whole models 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -30,14 +29,13 @@ class LGFedAvg(Method):
     about = "private bodies under a shared head"
     paper = "Liang et al., 2020"
     shares = "head"
+    shared_part = "head"
     private = "the body"
     keeps = {"body": Keep("body")}
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
-        layout.require("body", "head")
-        self.split = layout.size("body")
-        self.model = row[layout.columns("model")].clone()
-        self.head = layout.head(row).clone()
+        super().start(fed, layout, row)
+        self.model, self.split = row[layout.columns("model")].clone(), layout.size("body")
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         if fed.round < self.options.pretrain:
@@ -58,9 +56,6 @@ class LGFedAvg(Method):
         rows = client.fit(client.rows(body=client["body"], head=head))
         client["body"] = client.body(rows)
         return {"head": client.head(rows)}
-
-    def deliver(self) -> dict[str, Any]:
-        return {"head": self.head}
 
     def personal(self, client: Cohort, head: Tensor) -> Tensor:
         return client.rows(body=client["body"], head=head)

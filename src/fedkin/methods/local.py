@@ -6,7 +6,6 @@ Down: nothing. Up: nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation
 from fedkin.core.store import Keep
-from fedkin.methods.base import METHODS, WHOLE, Method, Needs, option
+from fedkin.methods.base import METHODS, Method, Needs, option
 
 
 @dataclass(frozen=True)
@@ -30,16 +29,16 @@ class Local(Method):
     Options = LocalOptions
     about = "every client trains alone"
     paper = "baseline"
-    shares = "nothing"
+    shares, shared_part = "nothing", None
     private = "the whole model"
     keeps = {"own": Keep("row")}
+    uses_head = False
 
     @classmethod
-    def unused(cls, options: Any) -> Mapping[str, str]:
-        found = {**WHOLE, "rule": "every client trains alone, so nothing is averaged"}
-        if options.who == "all":
-            found["participation"] = "all clients train in every round (option who=all)"
-        return found
+    def unused(cls, options: Any) -> dict[str, str]:
+        rule = {"rule": "every client trains alone, so nothing is averaged"}
+        all_train = {"participation": "all clients train in every round (option who=all)"}
+        return {**super().unused(options), **rule, **(all_train if options.who == "all" else {})}
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         fed.ask(cohort if self.options.who == "participants" else fed.alive, self.train)
@@ -49,9 +48,6 @@ class Local(Method):
 
     def needs(self, cohort: int, seen: int, everybody: int) -> Needs:
         return Needs(everybody, everybody) if self.options.who == "all" else Needs(cohort, seen)
-
-    def deliver(self) -> dict[str, Any]:
-        return {}
 
     def personal(self, client: Cohort) -> Tensor:
         return client["own"]

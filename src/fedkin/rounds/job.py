@@ -22,7 +22,7 @@ from fedkin.data import Split
 from fedkin.engines.simulator import Simulator
 from fedkin.errors import UsageError
 from fedkin.methods import Method, options_of
-from fedkin.methods.base import JUDGED, REPORTS
+from fedkin.methods.base import EVALUATED, REPORTS
 from fedkin.models import Samples
 from fedkin.robust import Adversary
 from fedkin.rounds.choices import point_of
@@ -175,7 +175,7 @@ class Job:
     def rows(self, clients: Sequence[int] | None = None) -> torch.Tensor:
         """The personal models of these clients (none given: of all), as they are evaluated now, [K, D] on the CPU."""
         ids, point = self.fed.all.ids if clients is None else np.asarray(clients, np.int64), self.prepared.eval_point
-        return self.engine.rows(ids, REPORTS[point], JUDGED[point], self._messages(), self.fed.round)
+        return self.engine.rows(ids, REPORTS[point], EVALUATED[point], self._messages(), self.fed.round)
 
     def _messages(self) -> Messages:
         """What clients receive that want their models: made for those looked at together, unless the method makes it

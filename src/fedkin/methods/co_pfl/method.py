@@ -8,65 +8,29 @@ says how much it contributes that the others do not have (COWA). The server aver
 Down: the model w, the weight Z behind each coordinate, the client's alpha_n in w (0 if it was not in the last average).
 Up: the shared coordinates, the mask as bits, the score.
 The method is meant for small learning rates (paper: 1e-4) and local BatchNorm statistics (`--buffers local`).
-`departs` says where this differs from the paper.
+`departs` says where this differs from the paper. `ablations` has what only tables of
+results need.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedkin.compute.layout import Layout
-from fedkin.compute.optim import SGD, Adam, Moments, Optimiser
+from fedkin.compute.optim import Adam, Moments, Optimiser
 from fedkin.core import notes
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Masked, Reply, each
 from fedkin.core.store import Keep
-from fedkin.methods.base import METHODS, Method, option
-from fedkin.methods.masks import cosine, grow, learnable, leave_one_out, normalised, shared_mean
+from fedkin.methods.base import Method
+from fedkin.methods.co_pfl.masks import cosine, grow, learnable, leave_one_out, normalised, shared_mean
+from fedkin.methods.co_pfl.options import COPFLOptions
 
 
-@dataclass(frozen=True)
-class COPFLOptions:
-    p: float = option(
-        0.25, "share of the weights that a mask gains at a time; 0: no weight becomes personal", low=0, high=1
-    )
-    gamma: float = option(0.5, "largest share of personal weights", low=0, high=1)
-    scope: Literal["per_tensor_unmasked", "global"] = option(
-        "per_tensor_unmasked",
-        "where the top p are taken: among the shared weights of each tensor, or among all weights (eq. 6)",
-    )
-    ranking: Literal["rounded", "exact"] = option(
-        "rounded",
-        "rounded: compare changes to three digits, ties by position, so that devices agree; exact: compare as they are",
-    )
-    mask_every: int = option(1, "rounds between two mask updates", low=1)
-    optimiser: Literal["mamo", "adam", "sgd"] = option(
-        "mamo", "mamo: two passes under masks; adam, sgd: one joint pass"
-    )
-    alternation: Literal["jacobi", "gauss_seidel"] = option(
-        "jacobi", "whether both passes start from the same model, or take turns in every epoch"
-    )
-    lr: float | None = option(None, "learning rate (default: the run's)", above=0)
-    beta1: float = option(0.9, "decay of Adam's first moment", low=0, high=0.9999)
-    beta2: float = option(0.999, "decay of Adam's second moment", low=0, high=0.9999)
-    transfer_moments: bool = option(False, "whether a weight that becomes personal keeps its moments")
-    cowa: Literal["both", "pred", "grad", "none"] = option(
-        "both", "the scores that count; none: all clients weigh the same"
-    )
-    pred_clip: float | None = option(None, "largest prediction score, in units of ln(classes)", above=0)
-    aggregation: Literal["per_coordinate", "or_freeze"] = option(
-        "per_coordinate",
-        "average a coordinate over the clients that share it, or freeze it once it is personal to any client",
-    )
-
-
-@METHODS.register("co-pfl")
 class COPFL(Method):
     Options = COPFLOptions
     about = "each client masks weights that are its own; the others are averaged by contribution"
@@ -97,15 +61,14 @@ class COPFL(Method):
     }
 
     @classmethod
-    def unused(cls, options: Any) -> Mapping[str, str]:
+    def unused(cls, options: Any) -> dict[str, str]:
         own = f"the method trains by its own option optimiser={options.optimiser}"
         found = {"optimiser": own, "momentum": own}
         return found if options.lr is None else {**found, "lr": f"its own option lr={options.lr:g} is used"}
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
         super().start(fed, layout, row)
-        self.freezes = self.options.aggregation == "or_freeze"
-        self.z = torch.ones_like(self.model, dtype=torch.bool if self.freezes else torch.float32)
+        self.z = torch.ones_like(self.model, dtype=torch.float32)
         self.alpha = torch.zeros(len(fed.all), device=row.device)  # weight in the last average: nobody is in one yet
         clip = self.options.pred_clip
         self.most = 2 + clip * math.log(layout.outputs) if clip else math.inf
@@ -119,15 +82,18 @@ class COPFL(Method):
         rows, shared = replies["model"], ~replies["mask"]
         alpha = normalised(replies["score"].clamp(0, self.most))  # (10)
         mean, z = shared_mean(rows, shared, alpha, self.model)
-        self.z = self.z & shared.all(0) if self.freezes else z
+        self.z = self._behind(z, shared)
         filled = rows.where(shared, mean)  # so that what a client keeps has no say in the average
         self.model = replies.combine(filled, self.model, alpha).where(self.z > 0, self.model)
         self.alpha = torch.zeros_like(self.alpha)  # who is not in this average cannot be taken out of it
         self.alpha[torch.from_numpy(replies.clients.ids)] = alpha
         fed.note(notes.ALPHA, self.alpha.clone())
-        fed.note(
-            notes.MASK, {"clients": list(replies.clients), "share": (1 - shared.sum(1) / shared.shape[1]).tolist()}
-        )
+        personal = (1 - shared.sum(1) / shared.shape[1]).tolist()
+        fed.note(notes.MASK, {"clients": list(replies.clients), "share": personal})
+
+    def _behind(self, z: Tensor, shared: Tensor) -> Tensor:
+        """Z, the weight behind each coordinate; where it is 0, the model stays as it is."""
+        return z
 
     def train(self, client: Cohort, model: Tensor, z: Tensor, alpha: Tensor) -> Reply:
         o, mask, start = self.options, client["mask"], self.personal(client, model)
@@ -152,20 +118,13 @@ class COPFL(Method):
 
     def _mamo(self, client: Cohort, start: Tensor, mask: Tensor) -> Tensor:
         """Algorithm 2, lines 1-13. The personal pass is left out where it must be empty for everybody."""
-        o, epochs, rows = self.options, client.training.epochs, start
-        if o.optimiser != "mamo":
-            return self._pass(client, start, torch.ones_like(mask), "shared", epochs)
-        in_turns, any_grown = o.alternation == "gauss_seidel", o.p > 0 and client.round > 0
-        for stretch in [1] * epochs if in_turns else [epochs]:
-            mine = self._pass(client, rows, mask, "personal", stretch) if any_grown else rows
-            rows = mine.where(mask, self._pass(client, mine if in_turns else rows, ~mask, "shared", stretch))
-        return rows
+        epochs, any_grown = client.training.epochs, self.options.p > 0 and client.round > 0
+        mine = self._pass(client, start, mask, "personal", epochs) if any_grown else start
+        return mine.where(mask, self._pass(client, start, ~mask, "shared", epochs))
 
     def _pass(self, client: Cohort, start: Tensor, h: Tensor, part: str, epochs: int) -> Tensor:
         """Train the coordinates under h with this part's moments (3)-(5); who has none takes no steps."""
-        o, usual = self.options, client.training.opt
-        how = {"lr": o.lr or usual.lr, "weight_decay": usual.weight_decay}
-        opt: Optimiser = SGD(**how) if o.optimiser == "sgd" else Adam(beta1=o.beta1, beta2=o.beta2, **how)
+        opt = self._optimiser(client)
         moments = Moments([client[f"{part}_u"], client[f"{part}_v"]][: opt.buffers], client[f"{part}_steps"])
         rows = client.fit(start, mask=h, epochs=epochs, opt=opt, moments=moments)
         for m, buffer in zip("uv", moments.buffers, strict=False):
@@ -173,15 +132,24 @@ class COPFL(Method):
         client[f"{part}_steps"] = moments.steps.where(h.any(1), client[f"{part}_steps"])
         return rows
 
+    def _optimiser(self, client: Cohort) -> Optimiser:
+        o, usual = self.options, client.training.opt
+        return Adam(lr=o.lr or usual.lr, weight_decay=usual.weight_decay, beta1=o.beta1, beta2=o.beta2)
+
     def _contribution(self, client: Cohort, model: Tensor, z: Tensor, alpha: Tensor, delta: Tensor) -> Tensor:
         """Gamma_n: how far the step delta_n turns away from the others' (8), plus their loss on its data (9)."""
-        o, shared = self.options, client.model(~client["mask"] & learnable(client.layout, client.device))
-        if o.cowa == "none" or client.round == 0:
+        if client.round == 0:
             return torch.ones_like(alpha)
+        shared = client.model(~client["mask"] & learnable(client.layout, client.device))
         others, known = leave_one_out(model, z, alpha, client.model(client["own"]), shared)  # w_-n
-        # the others' step, leave-one-out, led from the model received before to w_-n
-        score = torch.zeros_like(alpha) if o.cowa == "pred" else 1 - cosine(delta, client["received"] - others, known)
-        if o.cowa != "grad":
-            most = o.pred_clip * math.log(client.classes) if o.pred_clip else math.inf
-            score = score + client.loss(client.rows(model=others)).nan_to_num(0, 0, 0).clamp(max=most)
+        score = self._turn(client, others, known, delta) + self._loss(client, others)
         return score.nan_to_num(0, 0, 0).clamp(min=0)
+
+    def _turn(self, client: Cohort, others: Tensor, known: Tensor, delta: Tensor) -> Tensor:
+        # the others' step, leave-one-out, led from the model received before to w_-n
+        return 1 - cosine(delta, client["received"] - others, known)
+
+    def _loss(self, client: Cohort, others: Tensor) -> Tensor:
+        clip = self.options.pred_clip
+        most = clip * math.log(client.classes) if clip else math.inf
+        return client.loss(client.rows(model=others)).nan_to_num(0, 0, 0).clamp(max=most)

@@ -5,51 +5,30 @@ Clients with similar data get similar heads. In the first stage the server compa
 client, a teacher from the heads that are near its own. The client tunes the teacher to its data and then learns from
 it as well as from its labels. From round beta on, the method is FedPer.
 Stage 1, down: the body and the client's teacher; up: the trained body and head. Stage 2: the body both ways.
-`departs` says where this differs from the paper.
+`departs` says where this differs from the paper. `ablations` has what only tables of
+results need.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.compute import keys
 from fedkin.compute.layout import Layout, inside
 from fedkin.compute.losses import Term, cross_entropy, guide
 from fedkin.core import notes
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Replies, Reply, each
 from fedkin.errors import UsageError
-from fedkin.methods.base import METHODS, option
 from fedkin.methods.fedper import FedPer
-from fedkin.methods.mixture import Bools, Clustering, Floats, distances, lower_group
+from fedkin.methods.pfedcs.mixture import Bools, Clustering, Floats, distances, lower_group
+from fedkin.methods.pfedcs.options import PFedCSOptions
 
 
-@dataclass(frozen=True)
-class PFedCSOptions:
-    lam: float = option(
-        0.5, "share of similarity in the weight of a collaborator; the rest is data size", low=0, high=1
-    )
-    beta: int = option(100, "the round from which heads stay private, as in FedPer", low=0)
-    rho: int = option(1, "epochs for which a client tunes its teacher; 0: it is used as received", low=0)
-    teacher_lr: float | None = option(None, "learning rate of that tuning, eta_v (default: the run's)", above=0)
-    teacher_gradient: bool = option(False, "the divergence (eq. 12) also passes gradients through the teacher's side")
-    bias: bool = option(False, "compare the heads' biases too")
-    literal: bool = option(False, "weights by eq. 7 over the collaborators alone, then scaled to sum to 1")
-    selection: Literal["adaptive", "none", "all", "random"] = option(
-        "adaptive", "the clients whose heads make a teacher"
-    )
-    clustering: Literal["gmm", "kmeans", "hierarchical", "fixed"] = option("gmm", "how candidates for it are found")
-    use_stale: bool = option(False, "also mix in the last heads of clients that are not in this round")
-    independent_head_init: bool = option(False, "every client starts with a random head of its own")
-
-
-@METHODS.register("pfedcs")
 class PFedCS(FedPer):
     Options = PFedCSOptions
     about = "a shared body; similar heads teach each other"
@@ -77,9 +56,7 @@ class PFedCS(FedPer):
         if fed.round + 1 >= self.options.beta:  # stage 2
             self.heads, self.known = self.heads[:0], []
             return super().round(fed, cohort)
-        if self.options.independent_head_init and fed.round == 0:
-            self._store(fed.ask(fed.alive, self.draw_head))
-        pool = cohort | (fed.alive & self.known) if self.options.use_stale else cohort
+        pool = self._pool(fed, cohort)
         heads = self.heads[torch.from_numpy(pool.ids).to(self.heads.device)]
         weights = self.weights(fed, pool, heads)
         fed.note(notes.PARTICIPANTS, pool.ids.tolist())
@@ -89,29 +66,29 @@ class PFedCS(FedPer):
         self.body = replies.mean("body", otherwise=self.body)
         self._store(replies)
 
+    def _pool(self, fed: Federation, cohort: Clients) -> Clients:
+        """Whose heads may make teachers."""
+        return cohort
+
     def weights(self, fed: Federation, pool: Clients, heads: Tensor) -> Tensor:
         """Row k: the weights p of everybody's head in the teacher of client k, [P, P]."""
-        o, own = self.options, np.eye(len(pool), dtype=bool)
         distance = distances(heads[:, : self.compared])
-        chosen = np.zeros_like(own) if o.selection == "none" else ~own
-        if o.selection == "random":
-            draws = keys.uniform(keys.key(fed.seed, "collaborators", fed.round, pool.ids), len(pool))
-            chosen &= np.where(own, 2.0, draws).argsort(1).argsort(1) < 3
-        elif o.selection == "adaptive":
-            if not distance.any():  # the first round: all heads are the same; or a single client
-                return torch.full((len(pool), len(pool)), 1 / len(pool))
-            chosen = collaborators(distance, (fed.round + 1) / o.beta, o.clustering)
-        return torch.from_numpy(mixing(distance, chosen, pool.samples.double().numpy(), o.lam, o.literal)).float()
+        chosen = self._chosen(fed, pool, distance)
+        if chosen is None:
+            return torch.full((len(pool), len(pool)), 1 / len(pool))
+        samples = pool.samples.double().numpy()
+        return torch.from_numpy(mixing(distance, chosen, samples, self.options.lam, self.options.literal)).float()
+
+    def _chosen(self, fed: Federation, pool: Clients, distance: Floats) -> Bools | None:
+        """Row k: the collaborators of client k; None where all heads are the same (first round, or a single client)."""
+        if not distance.any():
+            return None
+        return collaborators(distance, (fed.round + 1) / self.options.beta, self.options.clustering)
 
     def _store(self, replies: Replies) -> None:
         if len(replies):
             self.heads[torch.from_numpy(replies.clients.ids).to(self.heads.device)] = replies["head"]
             self.known = sorted({*self.known, *replies.clients})
-
-    def draw_head(self, client: Cohort) -> Reply:
-        draws = keys.uniform(keys.key(client.seed, "head", client.ids), client.layout.size("head"))
-        client["head"] = torch.from_numpy((2 * draws - 1) * classifier(client.layout)[1] ** -0.5).to(client.device)
-        return {"head": client["head"]}
 
     def learn(self, client: Cohort, body: Tensor, teacher: Tensor) -> Reply:
         start = client.rows(body=body, head=client["head"])

@@ -7,31 +7,27 @@ malicious and removed for good. Each client also trains a personal model v_k, wh
 sent.
 Down: w-hat_k. Up: the update d_k. A client that was absent in the last round is first asked for an update (a
 collection): down w, up d_k.
-`departs` says where the paper and the authors' code differ, and which of them is followed.
+`departs` says where the paper and the authors' code differ, and which of them is followed. `ablations` has what only tables of
+results need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedkin.compute.layout import Layout
 from fedkin.core import notes
 from fedkin.core.cohort import Cohort, Model
-from fedkin.core.federation import Clients, Federation, Reply, each, weighted_mean
+from fedkin.core.federation import Clients, Federation, Replies, Reply, each, weighted_mean
 from fedkin.core.store import Keep
-from fedkin.methods.base import METHODS, WHOLE, Method, Needs
-from fedkin.methods.similarity import FedCAPOptions, Phi, contributions, detect, rows_of, usual
+from fedkin.methods.base import Method, Needs
+from fedkin.methods.fedcap.options import FedCAPOptions
+from fedkin.methods.fedcap.similarity import Phi, contributions, detect, rows_of, usual
 from fedkin.robust import Detector
 
-# Table IV, the ablation: does a row customise, does it calibrate and detect, does it personalise?
-TABLE_IV = {"1": (1, 0, 0), "2": (0, 0, 1), "3": (1, 1, 0), "4": (1, 0, 1), "full": (1, 1, 1)}
 
-
-@METHODS.register("fedcap")
 class FedCAP(Method):
     Options = FedCAPOptions
     about = "each client gets a mean of the models that are similar to its own; clients with long updates are removed"
@@ -48,19 +44,13 @@ class FedCAP(Method):
     private = "the personal model"
     outputs = ("output",)
     keeps = {"personal": Keep("row"), "has_personal": Keep((1,), "zeros")}
+    uses_head = False
     profiles = {"paper": {}, "official": {"removal": "flag", "eval_customise_all": True}, "robust": {"t_norm": "auto"}}
 
-    def __init__(self, options: Any = None) -> None:
-        super().__init__(options)
-        self.customises, self.calibrates, self.personalises = map(bool, TABLE_IV[self.options.ablation])
-        self.detects = self.calibrates or self.options.detect_raw
-        self.uses_own = self.personalises and self.options.output == "personalised"
-
     @classmethod
-    def unused(cls, options: Any) -> Mapping[str, str]:
-        customises = TABLE_IV[options.ablation][0]
+    def unused(cls, options: Any) -> dict[str, str]:
         mixed = "every client's model is mixed by similarity (eq. 3), and updates are judged by their length"
-        return {**WHOLE, "rule": mixed} if customises else WHOLE
+        return {**super().unused(options), "rule": mixed}
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
         super().start(fed, layout, row)
@@ -68,77 +58,63 @@ class FedCAP(Method):
         self.origin, self.pool = self.model.clone(), self.model.new_zeros(0, len(self.model))
         self.updates = self.pool.clone()
         # members: the last round's survivors, whose models and updates are in the pool; fresh: whose customised model
-        # is made of this pool; flagged: detected so far; known: last updates, for collect=last_known
+        # is made of this pool; flagged: detected so far
         self.members, self.fresh, self.flagged = list[int](), list[int](), list[int]()
-        self.customised, self.known = dict[int, Tensor](), dict[int, Tensor]()
+        self.customised = dict[int, Tensor]()  # w-hat_k
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         absent = cohort - self.fresh - self.flagged
-        cohort = cohort - (absent - self._collect(fed, absent, self.options.collect))
+        cohort = cohort - (absent - self._collect(fed, absent))
         replies = fed.ask(cohort, self.train, model=each(rows_of(cohort, self.customised, self.model)))
         self._dismiss(fed, replies.not_finite)
-        used, clients = replies, replies.clients
-        if len(clients):
-            recovered = rows_of(clients, self.customised, self.model).add_(replies["update"])  # recover
-            updates = recovered - self.model if self.calibrates else replies["update"]  # calibrate
-            benign = self._detect(fed, clients, updates)
-            if not benign.all():
-                used, recovered, updates = replies.only(benign), recovered[benign], updates[benign]
-                clients = used.clients
-        if not len(clients):
-            fed.note(notes.ALARM, "no update is left: all models stay as they were")
-            left = [i for i, c in enumerate(self.members) if c not in self.flagged]
-            self.members, self.pool, self.updates = [self.members[i] for i in left], self.pool[left], self.updates[left]
-            return
-        self.members, self.pool, self.updates = list(clients), recovered, updates
-        self.origin, weights = self.model, clients.samples.to(recovered.device)
-        if self.customises:  # a mere reference: a rule is for a model that clients are given
-            self.model = weighted_mean(recovered, weights, self.origin)  # eq. 6
-        else:
-            self.model = used.combine(recovered, self.origin, weights)
-        if self.customises:
-            fed.note(notes.MEMBERS, list(clients))
-            self._customise(fed, clients, updates, self.options.phi)
-            self.fresh = list(clients)
-            if self.options.collect == "last_known":
-                self.known |= {c: row.clone() for c, row in zip(clients, updates, strict=True)}
-            if self.options.eval_customise_all:
-                self.fresh += self._collect(fed, fed.alive - self.fresh - self.flagged, self.options.collect)
+        if not len(replies):
+            return self._keep(fed)
+        recovered = rows_of(replies.clients, self.customised, self.model).add_(replies["update"])  # recover
+        updates = self._calibrate(recovered, replies["update"])
+        benign = self._detect(fed, replies.clients, updates)
+        if not benign.any():
+            return self._keep(fed)
+        if not benign.all():
+            replies, recovered, updates = replies.only(benign), recovered[benign], updates[benign]
+        self.origin, self.model = self.model, self._reference(replies, recovered)  # eq. 6
+        self.members, self.pool, self.updates = list(replies.clients), recovered, updates
+        self._renew(fed, replies.clients, updates)
+
+    def _keep(self, fed: Federation) -> None:
+        """Nobody is left in this round: the last one's pool stays, without those who have been found out since."""
+        fed.note(notes.ALARM, "no update is left: all models stay as they were")
+        left = [i for i, c in enumerate(self.members) if c not in self.flagged]
+        self.members, self.pool, self.updates = [self.members[i] for i in left], self.pool[left], self.updates[left]
+
+    def _calibrate(self, recovered: Tensor, updates: Tensor) -> Tensor:
+        return recovered - self.model
 
     def _detect(self, fed: Federation, clients: Clients, updates: Tensor) -> Tensor:
-        # whose update counts, [K]; one longer than T_norm removes its client
-        longest = self.options.t_norm if self.detects else torch.inf
-        benign, norms, limit = detect(updates, [c in self.flagged for c in clients], longest)
+        """Whose update counts, [K]; one longer than T_norm removes its client."""
+        benign, norms, limit = detect(updates, [c in self.flagged for c in clients], self.options.t_norm)
         fed.note(notes.NORMS, norms)
-        if self.detects:
-            fed.note(notes.T_NORM, limit)
-            self._remove(fed, clients[~benign])
-            fed.note(notes.JUDGED, {"clients": clients.ids.tolist(), "used": benign.tolist()})
+        fed.note(notes.T_NORM, limit)
+        self._remove(fed, clients[~benign])
+        fed.note(notes.JUDGED, {"clients": clients.ids.tolist(), "used": benign.tolist()})
         return benign
 
-    def _dismiss(self, fed: Federation, senders: Clients) -> None:
-        # what is not finite has no length: the federation refuses it before `_detect` could see it
-        if self.detects and len(senders):
-            self._remove(fed, senders)
-            fed.note(notes.REJECTED, list(senders))
+    def _reference(self, replies: Replies, recovered: Tensor) -> Tensor:
+        """The next w: no client is given it, so that no rule averages here."""
+        return weighted_mean(recovered, replies.samples.to(recovered.device), self.model)
 
-    def _remove(self, fed: Federation, clients: Clients) -> None:
-        removed = list(clients - self.flagged)
-        self.flagged += removed
-        fed.remove(removed if self.options.removal == "leave" else [])
-        fed.note(notes.REMOVED, removed)
+    def _renew(self, fed: Federation, clients: Clients, updates: Tensor) -> None:
+        fed.note(notes.MEMBERS, list(clients))
+        self._customise(fed, clients, updates, self.options.phi)
+        self.fresh = list(clients)
 
-    def detector(self) -> Detector | None:
-        limit, common = self.options.t_norm, self.model if self.calibrates else None
-        how = Detector("length", lambda norms: usual(norms) if limit == "auto" else float(limit), common)
-        return how if self.detects else None
+    def _customise(self, fed: Federation, clients: Clients, updates: Tensor, phi: Phi = None) -> None:
+        weights = contributions(updates, self.updates, self.options.alpha, phi)
+        fed.note(notes.WEIGHTS_ABSENT if phi is None else notes.WEIGHTS, weights)
+        self.customised |= {c: row.clone() for c, row in zip(clients, weights @ self.pool, strict=True)}  # eq. 3
 
-    def _collect(self, fed: Federation, absent: Clients, how: str) -> Clients:
-        # customised models for clients that are not in the pool; returns those whose update could be had
-        if not (self.members and self.customises and len(absent)):
-            return absent
-        if how != "train":
-            self._customise(fed, absent, rows_of(absent, self.known, torch.zeros_like(self.origin)))
+    def _collect(self, fed: Federation, absent: Clients) -> Clients:
+        """Customised models for clients that are not in the pool; returns those whose update could be had."""
+        if not (self.members and len(absent)):
             return absent
         replies = fed.ask(absent, self.collect, model=self.origin)
         self._dismiss(fed, replies.not_finite)
@@ -146,30 +122,37 @@ class FedCAP(Method):
             self._customise(fed, replies.clients, replies["update"])
         return replies.clients
 
-    def _customise(self, fed: Federation, clients: Clients, updates: Tensor, phi: Phi = None) -> None:
-        weights = contributions(updates, self.updates, self.options.alpha, phi)
-        fed.note(notes.WEIGHTS_ABSENT if phi is None else notes.WEIGHTS, weights)
-        self.customised |= {c: row.clone() for c, row in zip(clients, weights @ self.pool, strict=True)}  # eq. 3
+    def _dismiss(self, fed: Federation, senders: Clients) -> None:
+        # what is not finite has no length: the federation refuses it before `_detect` could see it
+        if len(senders):
+            self._remove(fed, senders)
+            fed.note(notes.REJECTED, list(senders))
+
+    def _remove(self, fed: Federation, clients: Clients) -> None:
+        removed = list(clients - self.flagged)
+        self.flagged += removed
+        if self.options.removal == "leave":
+            fed.remove(removed)
+        fed.note(notes.REMOVED, removed)
+
+    def detector(self) -> Detector | None:
+        limit = self.options.t_norm
+        return Detector("length", lambda norms: usual(norms) if limit == "auto" else float(limit), self.model)
 
     def welcome(self, fed: Federation, newcomers: Clients) -> Clients:
         """Appendix A: clients that come after training get a customised model and train their own from it."""
-        newcomers = self._collect(fed, newcomers - self.flagged, "train")
-        if self.personalises:
-            fed.ask(newcomers, self.settle, model=each(rows_of(newcomers, self.customised, self.model)))
+        newcomers = self._collect(fed, newcomers - self.flagged)
+        fed.ask(newcomers, self.settle, **self.deliver_to(fed, newcomers))
         return newcomers
 
     def needs(self, cohort: int, seen: int, everybody: int) -> Needs:
-        customised = everybody if self.options.eval_customise_all else seen
-        known = seen if self.options.collect == "last_known" else 0
-        return Needs(cohort, seen, 1 + self.personalises, 2 * cohort + customised + known, 4 * cohort)
+        return Needs(cohort, seen, trained=2, server=2 * cohort + seen, working=4 * cohort)
 
     def deliver_to(self, fed: Federation, clients: Clients) -> dict[str, Any]:
         return {"model": each(rows_of(clients, self.customised, self.model))}
 
     def train(self, client: Cohort, model: Tensor) -> Reply:
         received = client.rows(model=model)
-        if not self.personalises:
-            return {"update": client.model(client.fit(received)) - model}
         v, w = client.fit_together([Model(client["personal"], self.options.lam, received), Model(received)])  # eq. 7
         client["personal"], client["has_personal"] = v, client["has_personal"] + 1
         return {"update": client.model(w) - model}
@@ -188,11 +171,15 @@ class FedCAP(Method):
     def personalised(self, client: Cohort, model: Tensor) -> Tensor:
         return client.rows(model=model).where(client["has_personal"] == 0, client["personal"])
 
+    def uses_own(self) -> bool:
+        """Whether a client's model is the personal one."""
+        return bool(self.options.output == "personalised")
+
     def personal(self, client: Cohort, model: Tensor) -> Tensor:
-        return self.personalised(client, model) if self.uses_own else client.rows(model=model)
+        return self.personalised(client, model) if self.uses_own() else client.rows(model=model)
 
     def after_local(self, client: Cohort, model: Tensor) -> Tensor:
-        return self.personal(client, model) if self.uses_own else super().after_local(client, model=model)
+        return self.personal(client, model) if self.uses_own() else super().after_local(client, model=model)
 
     def compare(self, client: Cohort, model: Tensor) -> Reply:
         """Test samples that each of the two outputs gets right, [K]."""

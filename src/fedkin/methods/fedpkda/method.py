@@ -1,6 +1,5 @@
 """FedPKDA. Zeng et al., "FedPKDA: Personalized Federated Learning with Privacy-Preserving Knowledge Dynamic
-Alignment", AAAI 2026. The profile `official` follows the authors' code: the whole model is shared, and an epoch of
-alignment comes before training.
+Alignment", AAAI 2026.
 
 A prototype is the mean of a class's features. Clients send prototypes that are clipped and noised; the server combines
 them into global prototypes p_G^k, weighted by Mahalanobis distance. In training, features are pulled towards the
@@ -9,60 +8,28 @@ trace of each client's Fisher matrix; the head eta_i is private.
 Up: the noised prototypes of the classes that a client has, which classes these are, and the size of the smallest; then
 theta_i and gamma_i. Down: theta, the global prototypes, which classes they are of, and t/T. The noise gives little
 privacy: each round notes its epsilon.
-`departs` says where this differs from the paper.
+`departs` says where this differs from the paper. `ablations` has what only tables of
+results and the authors' code need.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedkin.compute.layout import Layout
 from fedkin.compute.losses import Term, align, cross_entropy
-from fedkin.compute.optim import SGD
 from fedkin.core import notes
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Masked, Replies, Reply
 from fedkin.core.store import Keep
-from fedkin.methods.base import METHODS, Method, option
-from fedkin.methods.prototypes import PrototypeOptions, global_prototypes, phase, remember, spread
+from fedkin.methods.base import Method
+from fedkin.methods.fedpkda.options import FedPKDAOptions
+from fedkin.methods.fedpkda.prototypes import global_prototypes, phase, remember, spread
 
 
-@dataclass(frozen=True)
-class FedPKDAOptions(PrototypeOptions):
-    omega_local: float = option(0.5, "strength of the pull towards the client's own prototypes, which fades", low=0)
-    omega_global: float = option(0.9, "strength of the pull towards the global prototypes, which grows", low=0)
-    offset: float = option(0.1, "what is added to the strength of both pulls", low=0)
-    phi_scale: float = option(1.0, "the argument of the phase function phi in the last round", above=0)
-    first_t: int = option(
-        1, "t of the first round in phi(t/T); 1: t/T is in (0, 1] (paper); 0: the authors' code", low=0, high=1
-    )
-    pull: Literal["mean", "class_means", "printed"] = option(
-        "mean",
-        "mean: squared difference to the prototype of the sample's class, mean over features and batch; class_means: "
-        "summed over the batch's classes (authors' code); printed: squared distance to the prototypes of all classes "
-        "(eqs. 8, 9)",
-    )
-    own_clip: bool = option(False, "clip features also for a client's own prototypes (eq. 2)")
-    variant: Literal["full", "base", "kda", "cp"] = option(
-        "full", "base: no pull; kda: own only; cp: global only, with strength 1"
-    )
-    align: Literal["loss", "before"] = option(
-        "loss", "align as a part of the training loss, or in an epoch before training"
-    )
-    align_lr: float = option(0.002, "learning rate of the epoch before training, with align=before", above=0)
-    share: Literal["body", "model"] = option("body", "the part that is averaged; model: no head is private")
-    aggregate: Literal["fisher", "samples"] = option("fisher", "what the weights of the average are made from")
-    fim: Literal["batch", "per_sample", "full"] = option("batch", "the gradients of which the Fisher trace is made")
-    fim_params: Literal["shared", "all"] = option("shared", "the parameters that the Fisher trace covers")
-    fim_norm: Literal["sum", "mean"] = option("sum", "sum or mean over the gradients of the Fisher trace")
-    gamma_clip: float | None = option(None, "limit each gamma_i to this many times the median", above=0)
-
-
-@METHODS.register("fedpkda")
 class FedPKDA(Method):
     Options = FedPKDAOptions
     about = "features pulled towards own and global prototypes, under private heads"
@@ -102,8 +69,6 @@ class FedPKDA(Method):
     }
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
-        if self.options.share == "body":
-            layout.require("body", "head")
         self.theta = row[layout.columns(self.options.share)].clone()
         self.senders: list[int] = []  # M clients whose prototypes are here
         self.prototypes = row.new_zeros(0, 0, 0)  # [M, C, F]
@@ -114,7 +79,7 @@ class FedPKDA(Method):
         progress = (fed.round + self.options.first_t) / fed.rounds
         goals, known = self.theta.new_zeros(0, 0), self.present.flatten()[:0]
         if self.pulls(progress)[1] > 0:
-            goals, known = self.collect(fed, fed.alive if self.options.senders == "all" else cohort)
+            goals, known = self.collect(fed, cohort)
         fed.note(notes.PULLS, list(self.pulls(progress)))
         replies = fed.ask(cohort, self.train, theta=self.theta, goals=goals, known=known, progress=progress)
         self.theta = replies.mean("theta", otherwise=self.theta, weights=self.weights(fed, replies))
@@ -122,8 +87,6 @@ class FedPKDA(Method):
     def collect(self, fed: Federation, clients: Clients) -> tuple[Tensor, Tensor]:
         """Ask for prototypes; the global ones p_G (eqs. 4-7), and of which classes they are."""
         replies = fed.ask(clients, self.observe)
-        if not self.options.proto_cache:
-            self.senders, self.prototypes, self.present = [], self.prototypes[:0], self.present[:0]
         if len(replies):
             came = list(replies.clients)
             self.prototypes = remember(self.prototypes, self.senders, came, replies["prototypes"])
@@ -140,7 +103,7 @@ class FedPKDA(Method):
 
     def weights(self, fed: Federation, replies: Replies) -> Tensor | None:
         """gamma_i / sum gamma; by samples if no gradient is left anywhere."""
-        if self.options.aggregate == "samples" or not len(replies):
+        if not len(replies):
             return None
         gamma = replies["gamma"].double().clamp(min=0)
         if self.options.gamma_clip is not None:
@@ -153,8 +116,7 @@ class FedPKDA(Method):
     def pulls(self, progress: float) -> tuple[float, float]:
         """lam_L and lam_G at t/T: first the own prototypes, then the global ones (eqs. 10, 11)."""
         o, phi = self.options, phase(self.options.phi_scale * progress)
-        own, others = o.offset + o.omega_local * (1 - phi), o.offset + o.omega_global * phi
-        return {"full": (own, others), "base": (0.0, 0.0), "kda": (own, 0.0), "cp": (0.0, 1.0)}[o.variant]
+        return o.offset + o.omega_local * (1 - phi), o.offset + o.omega_global * phi
 
     def observe(self, client: Cohort) -> Reply:
         """Noised prototypes (eqs. 2, 3), by the body the client still has from its last training."""
@@ -162,12 +124,12 @@ class FedPKDA(Method):
         return {"prototypes": Masked(sent, has.unsqueeze(2).expand_as(sent)), "present": has, "fewest": fewest}
 
     def train(self, client: Cohort, theta: Tensor, goals: Tensor, known: Tensor, progress: float) -> Reply:
-        o, terms, rows = self.options, self.alignment(client, goals, known, progress), self.personal(client, theta)
-        if o.align == "before" and terms:
-            rows, terms = client.fit(rows, learn="body", epochs=1, opt=SGD(o.align_lr), loss=terms), []
-        client["local"] = rows = client.fit(rows, loss=[cross_entropy(), *terms])  # eq. 13
-        reply = {"theta": rows[:, client.layout.columns(o.share)]}
-        return reply if o.aggregate == "samples" else {**reply, "gamma": self.fisher(client, rows)}
+        terms = self.alignment(client, goals, known, progress)
+        client["local"] = rows = self.fitted(client, self.personal(client, theta), terms)
+        return {"theta": rows[:, client.layout.columns(self.options.share)], **self.importance(client, rows)}
+
+    def fitted(self, client: Cohort, rows: Tensor, terms: list[Term]) -> Tensor:
+        return client.fit(rows, loss=[cross_entropy(), *terms])  # eq. 13
 
     def alignment(self, client: Cohort, goals: Tensor, known: Tensor, progress: float) -> list[Term]:
         """Eqs. 8, 9, 11. The client's own prototypes are exact and stay here."""
@@ -178,6 +140,9 @@ class FedPKDA(Method):
         if others > 0 and len(goals):
             terms.append(align(spread(goals, known), known, others, len(client), "global prototypes", o.pull))
         return terms
+
+    def importance(self, client: Cohort, rows: Tensor) -> Reply:
+        return {"gamma": self.fisher(client, rows)}
 
     def fisher(self, client: Cohort, rows: Tensor) -> Tensor:
         """gamma_i: the trace of the empirical Fisher matrix after training; `full` is of the whole likelihood."""
@@ -192,6 +157,4 @@ class FedPKDA(Method):
         return {"theta": self.theta}
 
     def personal(self, client: Cohort, theta: Tensor) -> Tensor:
-        if self.options.share == "model":
-            return client.rows(model=theta)
         return client.rows(body=theta, head=client.head(client["local"]))
