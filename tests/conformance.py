@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from fedkin.testing import (
-    CLASSES,
-    FEATURES,
-    Network,
-    can_be_judged_at_every_point,
+from fedkin.testing.method_checks import METHOD_CHECKS as CHECKS
+from fedkin.testing.method_checks import (
+    can_be_evaluated_at_every_point,
     can_be_rehearsed,
     does_not_depend_on_the_chunk,
-    federation,
-    finished,
     handles_batch_norm,
-    job_of,
     keeps_a_plain_state,
     keeps_its_halves_apart,
     learns_something,
     measuring_changes_nothing,
-    misshape,
     never_asks_the_removed,
-    personal_rows,
-    poison,
     repeats_itself,
     runs_and_serves_every_client,
-    sane,
     sends_no_more_than_it_says,
     survives_dropouts,
     survives_odd_replies,
@@ -31,18 +22,31 @@ from fedkin.testing import (
     survives_stragglers,
     survives_when_everybody_is_late,
     survives_when_nobody_answers,
-    tensors_in,
-    with_validation,
     works_with_two_clients,
 )
-from fedkin.testing import METHOD_CHECKS as CHECKS
+from fedkin.testing.tampering import (
+    misshape,
+    poison,
+)
+from fedkin.testing.tiny import (
+    CLASSES,
+    FEATURES,
+    Network,
+    federation,
+    finished,
+    job_of,
+    personal_rows,
+    sane,
+    tensors_in,
+    with_validation,
+)
 
 __all__ = [
     "CHECKS",
     "CLASSES",
     "FEATURES",
     "Network",
-    "can_be_judged_at_every_point",
+    "can_be_evaluated_at_every_point",
     "can_be_rehearsed",
     "does_not_depend_on_the_chunk",
     "federation",

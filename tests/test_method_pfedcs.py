@@ -18,8 +18,7 @@ from fedkin.config import make_config
 from fedkin.core.federation import Answer
 from fedkin.data import Dataset, Split
 from fedkin.errors import UsageError
-from fedkin.methods.pfedcs import mixture
-from fedkin.methods.pfedcs import PFedCS, PFedCSOptions, collaborators, mixing
+from fedkin.methods.pfedcs import PFedCS, PFedCSOptions, collaborators, mixing, mixture
 from fedkin.rounds import Job, prepare
 
 # ---------------------------------------------------------------- rows of distances

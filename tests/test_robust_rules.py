@@ -14,9 +14,9 @@ from torch import Tensor
 from fedkin.errors import UsageError
 from fedkin.options import describe
 from fedkin.papers.published import load_paper
-from fedkin.robust import RULES, Outcome, Rule, apply, make_rule
+from fedkin.robust import GAS, RULES, Bucketing, Outcome, Rule, apply, make_rule
 from fedkin.robust import rows as linear
-from fedkin.robust.rules import GAS, RFA, Bucketing, FLTrust, Krum, Mean, Median, MultiKrum, TrimmedMean
+from fedkin.robust.rules import RFA, FLTrust, Krum, Mean, Median, MultiKrum, TrimmedMean
 from fedkin.rounds import named_spec
 
 cases = settings(max_examples=25, deadline=None)

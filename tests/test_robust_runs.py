@@ -22,10 +22,21 @@ from fedkin.core.federation import Note
 from fedkin.engines.simulator import Simulator
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, Method
-from fedkin.robust import RULES, Adversary, Desk, Rates, Verdict, Watched, detection, make_attack, verdicts_of
+from fedkin.robust import (
+    RULES,
+    Adversary,
+    Bucketing,
+    Rates,
+    ServerSide,
+    Verdict,
+    Watched,
+    detection,
+    make_attack,
+    verdicts_of,
+)
 from fedkin.robust.attacks import Adaptive, Backdoor
-from fedkin.robust.root import root_set
-from fedkin.robust.rules import RFA, Bucketing, FLTrust, Rule
+from fedkin.robust.rules import RFA, FLTrust, Rule
+from fedkin.robust.server_side import root_set
 from fedkin.rounds import Job, Result, prepare, run_config
 
 TINY: dict[str, Any] = {
@@ -86,13 +97,13 @@ def test_root_set_is_balanced_and_nobodys() -> None:
 
 def test_a_desk_knows_parts_and_tensors() -> None:
     site = job_of().site
-    desk, layout = Desk(site, lambda: 0), site.layout
+    server, layout = ServerSide(site, lambda: 0), site.layout
     for part in ("model", "body", "head"):
-        bounds = desk.bounds(layout.size(part))
+        bounds = server.bounds(layout.size(part))
         slots = [s for s in layout.slots if part == "model" or s.kind == part]
         assert np.diff(bounds).tolist() == [s.shape.numel() for s in slots]
     with pytest.raises(UsageError, match="7 numbers are no part"):
-        desk.bounds(7)
+        server.bounds(7)
 
 
 def test_fltrust_of_a_run_is_its_definition() -> None:
@@ -116,7 +127,7 @@ def test_fltrust_of_a_run_is_its_definition() -> None:
 
 def test_the_root_moves_with_the_round() -> None:
     job, now = job_of(), [0]
-    update = Desk(job.site, lambda: now[0]).trainer(20)
+    update = ServerSide(job.site, lambda: now[0]).trainer(20)
     first = update(job.site.initial)
     assert torch.equal(update(job.site.initial), first)
     now[0] = 1
@@ -140,7 +151,7 @@ def test_fltrust_with_every_method_that_averages(method: str) -> None:
 def test_bodies_are_trained_under_the_frozen_head_or_one_of_the_servers_own() -> None:
     site = job_of().site
     body = site.layout.body(site.initial)
-    frozen, own = (Desk(site, lambda: 0, frozen).trainer(20)(body) for frozen in (True, False))
+    frozen, own = (ServerSide(site, lambda: 0, frozen).trainer(20)(body) for frozen in (True, False))
     root = dataclasses.replace(site, parts={k: [root_set(site, 20)] for k in site.parts}, names=["server"])
     expected = Cohort(root, np.zeros(1, np.int64), 0, "root").fit(site.initial, learn="body")[0]
     assert torch.equal(frozen, site.layout.body(expected) - body)

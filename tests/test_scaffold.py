@@ -21,7 +21,8 @@ from fedkin.cli.application import app
 from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
 from fedkin.robust import ATTACKS, RULES, DataAttack, Outcome, ReplyAttack, Rule
-from fedkin.testing import check_attack, check_method, check_rule, survives_when_nobody_answers
+from fedkin.testing import check_attack, check_method, check_rule
+from fedkin.testing.method_checks import survives_when_nobody_answers
 
 KINDS = ("method", "attack", "rule")
 

@@ -34,7 +34,7 @@ UPDATES = ("update", "updates")
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class GuessedServer:
     """What attackers take the server's own knowledge for: an update like the mean of those they see."""
 
     update: Tensor
@@ -161,7 +161,7 @@ class Adversary:
             updates = updates * value.mask.reshape(updates.shape)
         if adapts:
             known = updates if self.knowledge == "full" else updates[chosen]
-            attack = self._told(attack, known, base.expand_as(honest)[chosen], round)
+            attack = self._adapted(attack, known, base.expand_as(honest)[chosen], round)
         rows = attack(updates.float(), chosen, self.knowledge, rng).to(honest.dtype)
         if rows.shape[1] != updates.shape[1]:
             return rows
@@ -176,7 +176,7 @@ class Adversary:
         start = _counterpart("", honest, received) if name in UPDATES else torch.zeros_like(honest[:1])
         return detector.reference.to(honest) - start
 
-    def _told(self, attack: ReplyAttack, known: Tensor, base: Tensor, round: int) -> ReplyAttack:
+    def _adapted(self, attack: ReplyAttack, known: Tensor, base: Tensor, round: int) -> ReplyAttack:
         """An adaptive attack that knows what it has to pass: the method's own check, or else the rule."""
         assert isinstance(attack, Adaptive)
         detector = self.detector()
@@ -187,7 +187,7 @@ class Adversary:
             body = base[0].reshape(-1)
             bar, most = detector.bar(known.new_zeros(0)), attack.most or len(known) + 1
             return replace(attack, most=most, passes=lambda row: float(self._accuracy(body + row, round)) >= bar)
-        return attack if self.rule is None else replace(attack, against=self.rule.given(Guess(known.mean(0))))
+        return attack if self.rule is None else replace(attack, against=self.rule.given(GuessedServer(known.mean(0))))
 
     def _accuracy(self, body: Tensor, round: int) -> Tensor:
         """Mean accuracy of a body under the common head on what the attackers have themselves, in their eyes the
@@ -200,7 +200,7 @@ class Adversary:
 
     def poison(self, x: Array, y: Array, parts: Sequence[keys.I64], classes: int) -> tuple[Array, Array]:
         """The data set with the malicious clients' samples changed. `parts`: each client's training samples; pass
-        these alone, and what the attackers are judged by stays clean. Where the attackers change every round, every
+        these alone, and what the attackers are evaluated on stays clean. Where the attackers change every round, every
         client's samples are changed, and the run uses the changed version when it is a client's turn."""
         if not isinstance(self.attack, DataAttack):
             return x, y
@@ -212,7 +212,7 @@ class Adversary:
         return x, y
 
     def arm(self, site: Site, x: Array, y: Array) -> None:
-        """Puts what the attackers make of the data beside the clean samples, and tells the site when they use it."""
+        """Puts what the attackers make of the data next to the clean samples, and tells the site when they use it."""
         attack, source, bad, self.site = self.attack, site.source, self.malicious(), site
         if not isinstance(attack, DataAttack):
             return
@@ -237,7 +237,7 @@ class Adversary:
         return self.redraw or (isinstance(self.attack, InputNoise) and self.attack.test)
 
     def shown(self, site: Site) -> Site:
-        """The site as the backdoor is judged there: test samples of other classes, with the trigger and its label."""
+        """The site as the backdoor is evaluated there: test samples of other classes, with trigger and target label."""
         if not isinstance(self.attack, Backdoor):
             raise UsageError(f"attack {type(self.attack).__name__} has no trigger: only a backdoor has")
         clean, count = site.source.y[: site.source.count].cpu().numpy(), site.source.count

@@ -371,7 +371,7 @@ def corner(shape: tuple[int, ...], size: int) -> list[Array]:
 @dataclass(frozen=True)
 class Backdoor(DataAttack, ReplyAttack):
     """A share of the samples carries a trigger and the target label. `distributed` gives every attacker one of four
-    pieces of the trigger; all of it is shown when the attack is judged. `scale` boosts the update: d -> scale d."""
+    pieces of the trigger; all of it is shown when the attack is evaluated. `scale` boosts the update: d -> scale d."""
 
     uses_knowledge = False
     about = "a trigger in the input that makes the model answer with the target class"

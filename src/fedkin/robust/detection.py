@@ -80,7 +80,7 @@ def detection(
     malicious: Bools | Callable[[int], Bools], verdicts: Sequence[Verdict], removed: Mapping[int, int] | None = None
 ) -> Detection | None:
     """`malicious`: the truth, [N], or that of a round; `verdicts`: in order of rounds; `removed`: client to the round
-    of its removal. None where the truth changes and nobody has judged."""
+    of its removal. None where the truth changes and there is no verdict."""
     if not callable(malicious):
         return _against(malicious, verdicts, removed or {})
     rounds = {v.round: Rates.of(~v.used, malicious(v.round)[v.clients]) for v in verdicts}
@@ -116,7 +116,7 @@ class Detector:
     reference: Tensor | None = None
 
 
-class Keeper(Server, Protocol):
+class StatefulServer(Server, Protocol):
     """A server that remembers something for its rule from round to round, as a checkpoint holds it."""
 
     def state(self) -> Any: ...
@@ -130,9 +130,9 @@ class Watched:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.last: Outcome | None = None
-        self._server: Keeper | None = None
+        self._server: StatefulServer | None = None
 
-    def meet(self, server: Keeper) -> None:
+    def connect(self, server: StatefulServer) -> None:
         """Gives the rule what only a run can."""
         self.rule, self._server = self.rule.given(server), server
 

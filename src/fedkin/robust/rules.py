@@ -15,8 +15,8 @@ A rule of your own implements `combine` for rows that are known to be finite:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
@@ -26,14 +26,13 @@ from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from fedkin.compute import keys
 from fedkin.errors import UsageError
 from fedkin.options import option, validated
 from fedkin.registry import Registry
-from fedkin.robust.rows import ascending, block, dots, gram, lengths, mean_of, sorted_columns, squared_distances, step
+from fedkin.robust.rows import ascending, dots, gram, lengths, mean_of, sorted_columns, squared_distances, step
 
 RULES: Registry[type[Rule]] = Registry("rule")
-LOOK = 16  # steps between two looks at whether anything still moves: a look makes a GPU wait
+CHECK_EVERY = 16  # steps between two checks whether anything still moves: a check makes a GPU wait
 
 Bounds = tuple[int, ...] | Callable[[int], tuple[int, ...]]
 """The columns at which tensors begin, and the end; or a way to them from the number of columns."""
@@ -111,7 +110,7 @@ def make_rule(name: str, options: Mapping[str, Any] | None = None) -> Rule:
     return validated(RULES[name], options or {}, f"rule {name!r}")
 
 
-def assumed(malicious: float, rows: int) -> int:
+def assumed_attackers(malicious: float, rows: int) -> int:
     """f: a share of the rows below 1, otherwise a number; always less than `rows`."""
     return min(int(rows * malicious + 1e-9) if malicious < 1 else int(malicious), rows - 1)
 
@@ -126,7 +125,7 @@ def lowest(scores: Tensor, count: int) -> Tensor:
     return chosen.scatter_(-1, scores.argsort(stable=True)[..., : max(1, count)], True)
 
 
-def _malicious() -> Any:
+def malicious_option() -> Any:
     return option(0.3, "how many attackers are assumed, f: a share of the clients if below 1, else a number", low=0)
 
 
@@ -153,7 +152,7 @@ class MultiKrum(Rule):
 
     about = "the mean of the models that are closest to their neighbours"
     paper = "Blanchard et al., NeurIPS 2017"
-    malicious: float = _malicious()
+    malicious: float = malicious_option()
     keep: int | None = option(None, "number of models that are averaged, q (default: n - f)", low=1)
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
@@ -166,7 +165,7 @@ class MultiKrum(Rule):
 
     def _choose(self, rows: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         n = rows.shape[-2]
-        f = assumed(self.malicious, n)
+        f = assumed_attackers(self.malicious, n)
         nearest = ascending(squared_distances(rows, start))
         scores = nearest[..., 1 : 1 + max(1, n - f - 2)].sum(-1)
         return lowest(scores, (self.keep or n - f) if n > 2 else n), scores
@@ -179,7 +178,7 @@ class Krum(Rule):
 
     about = "the one model that is closest to its neighbours"
     paper = "Blanchard et al., NeurIPS 2017"
-    malicious: float = _malicious()
+    malicious: float = malicious_option()
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
         return MultiKrum(self.malicious, keep=1).combine(rows, weights, start)
@@ -213,12 +212,12 @@ class TrimmedMean(ColumnWise):
 
     about = "the mean of every coordinate without its largest and smallest values"
     paper = "Yin et al., ICML 2018"
-    malicious: float = _malicious()
+    malicious: float = malicious_option()
     cut: float = option(1.0, "share of f that is dropped at either end; FedCAP uses 0.5", low=0, high=1)
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
         n = len(rows)
-        q = min(int(self.cut * assumed(self.malicious, n)), (n - 1) // 2)
+        q = min(int(self.cut * assumed_attackers(self.malicious, n)), (n - 1) // 2)
         row = torch.empty_like(start)
         for columns, ordered in sorted_columns(rows):
             row[columns] = ordered[:, q : n - q].mean(1)
@@ -248,7 +247,7 @@ class RFA(Rule):
         return replace(self, bounds=server.bounds) if self.per_tensor and not self.bounds else self
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
-        parts = _tensors(self.bounds, rows.shape[1]) if self.per_tensor else [slice(None)]
+        parts = tensor_columns(self.bounds, rows.shape[1]) if self.per_tensor else [slice(None)]
         shares = self._weigh(torch.stack([gram(rows[:, c], start[c]) for c in parts]), weights).to(rows.dtype)
         row = torch.cat([share @ rows[:, c] for share, c in zip(shares, parts, strict=True)])
         return Outcome(row, everyone(rows), None if self.per_tensor else shares[0])
@@ -270,12 +269,12 @@ class RFA(Rule):
             falling = before - objective > self.tolerance * objective
             near = alpha / distance
             share = torch.where(falling.unsqueeze(-1), near / near.sum(-1, keepdim=True), share)
-            if taken % LOOK == 0 and not falling.any():
+            if taken % CHECK_EVERY == 0 and not falling.any():
                 break
         return share
 
 
-def _tensors(bounds: Bounds, width: int) -> list[slice]:
+def tensor_columns(bounds: Bounds, width: int) -> list[slice]:
     bounds = bounds(width) if callable(bounds) else bounds
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != width or any(np.diff(bounds) < 0):
         raise UsageError(f"bounds={bounds}: give the columns at which tensors begin, from 0 up to the end, {width}")
@@ -342,7 +341,7 @@ class FLTrust(Rule):
             factor = factor ** torch.stack([(rows == row).all(1).sum() for row in rows])
         row = step(rows, start, share * factor)
         if self.first_tensor_only:
-            rest = slice(_tensors(self.bounds, len(start))[0].stop, None)
+            rest = slice(tensor_columns(self.bounds, len(start))[0].stop, None)
             row[rest] = step(rows[:, rest], start[rest], share)
         return Outcome(row, trust > 0, trust)
 
@@ -388,92 +387,3 @@ def _clip(norms: Tensor, limit: float | None) -> Tensor:
     """min(1, limit / norm)."""
     longest = norms.quantile(0.5) if limit is None else torch.full_like(norms[0], limit)
     return torch.where(norms > longest, longest / norms, torch.ones_like(norms))
-
-
-def _order(count: int, seed: int, what: str, rows: Tensor, start: Tensor) -> Tensor:
-    """A random order of 0..count-1, new in every round without any memory: it follows from the seed and what is
-    combined."""
-    content = (int(t.contiguous().view(torch.int32).sum(dtype=torch.int64)) for t in (start, rows[0]))
-    key = int(keys.key(seed, what, *content) >> np.uint64(1))
-    return torch.randperm(count, generator=torch.Generator(rows.device).manual_seed(key), device=rows.device)
-
-
-def _base(base: str | Rule, malicious: float) -> Rule:
-    if isinstance(base, Rule):
-        return base
-    takes = {f.name for f in fields(RULES[base])}  # type: ignore[arg-type]
-    return make_rule(base, {"malicious": malicious} if "malicious" in takes else {})
-
-
-@RULES.register("bucketing")
-@dataclass(frozen=True)
-class Bucketing(Rule):
-    """Rows in random order, plain means of `size` at a time, then a base rule on the means (Algorithm 1).
-
-    As a share, `malicious` is taken of the buckets (FedCAP); as a number it stays what it is (Karimireddy). A bucket
-    weighs as much as its rows together. The order is drawn anew from the seed and the round's content."""
-
-    about = "a base rule that is applied to the means of small random groups"
-    paper = "Karimireddy et al., ICLR 2022"
-    size: int = option(2, "number of clients in a group (bucket), s", low=1)
-    base: str | Rule = option("multi-krum", "the rule that combines the groups")  # noqa: RUF009
-    malicious: float = _malicious()
-    seed: int = option(0, "seed of the random orders", low=0)
-
-    def __post_init__(self) -> None:
-        _base(self.base, self.malicious)  # a wrong name is told at once
-
-    def given(self, server: Server) -> Rule:
-        return replace(self, base=_base(self.base, self.malicious).given(server))
-
-    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
-        order = _order(len(rows), self.seed, "bucketing", rows, start)
-        buckets = [order[at : at + self.size] for at in range(0, len(order), self.size)]
-        means = rows.new_empty(len(buckets), rows.shape[1])
-        for mean, bucket in zip(means, buckets, strict=True):
-            torch.mean(rows[bucket], 0, out=mean)
-        found = _base(self.base, self.malicious).combine(means, torch.stack([weights[b].sum() for b in buckets]), start)
-        of = torch.empty_like(order)
-        of[order] = torch.arange(len(order), device=rows.device) // self.size
-        return Outcome(found.row, found.used[of], None if found.scores is None else found.scores[of])
-
-
-@RULES.register("gas")
-@dataclass(frozen=True)
-class GAS(Rule):
-    """Gradient splitting: coordinates are dealt at random into p parts; score_i = sum over parts of the distance
-    between row i and the base rule's result there; the plain mean of the n - f rows with the lowest scores
-    (Liu et al., Algorithm 1)."""
-
-    about = "the mean of the models that are closest to a base rule on small parts of the model"
-    paper = "Liu et al., ICML 2023"
-    parts: int = option(1000, "number of parts that the model is cut into, p", low=1)
-    base: str | Rule = option("multi-krum", "the rule that is applied to every part")  # noqa: RUF009
-    malicious: float = _malicious()
-    seed: int = option(0, "seed of the random parts", low=0)
-
-    def __post_init__(self) -> None:
-        base = _base(self.base, self.malicious)
-        if isinstance(base, FLTrust) or (isinstance(base, RFA) and base.per_tensor):
-            raise UsageError(f"base={type(base).__name__}: it looks at whole models or tensors, gas at random parts")
-
-    def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
-        n, base = len(rows), _base(self.base, self.malicious)
-        order = _order(rows.shape[1], self.seed, "gas", rows, start)
-        dealt, begin = rows.gather(1, order.expand_as(rows)), start[order]
-        scores = torch.zeros(n, dtype=torch.float64, device=rows.device)
-        for columns, size in _equal_parts(len(order), self.parts, block(rows)):
-            part = dealt[:, columns].view(n, -1, size).transpose(0, 1)  # [P, K, D]
-            found = base.in_parts(part, weights, begin[columns].view(-1, size))
-            scores += torch.linalg.vector_norm(part - found.unsqueeze(1), dim=2).double().sum(0)
-        used = lowest(scores, n - assumed(self.malicious, n))
-        return Outcome(mean_of(rows, used.to(rows.dtype)), used, scores)
-
-
-def _equal_parts(width: int, parts: int, together: int) -> Iterator[tuple[slice, int]]:
-    """About `together` columns at a time: parts of the same size, and that size; sizes differ by one at most."""
-    small, longer = divmod(width, min(parts, width))
-    ends = longer * (small + 1)
-    for begin, end, size in ((0, ends, small + 1), (ends, width, small)):
-        step = max(1, together // size) * size
-        yield from ((slice(at, min(at + step, end)), size) for at in range(begin, end, step))

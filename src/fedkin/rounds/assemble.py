@@ -26,7 +26,7 @@ from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import Given, Samples
 from fedkin.options import named_spec
-from fedkin.robust import Adversary, DataAttack, Desk, Watched, make_attack
+from fedkin.robust import Adversary, DataAttack, ServerSide, Watched, make_attack
 from fedkin.rounds import footprint
 from fedkin.rounds.choices import (
     average_of,
@@ -175,7 +175,7 @@ def make_job(
         adversary.detector, adversary.rule = server.detector, getattr(average, "rule", None)
         adversary.rounds = config.rounds
     if isinstance(average, Watched) and site.source.count:  # who has no samples has nothing to tell a rule
-        average.meet(Desk(site, lambda: fed.round, server.frozen_head))
+        average.connect(ServerSide(site, lambda: fed.round, server.frozen_head))
     server.start(fed, site.layout, site.initial)
     prepared = Prepared(
         config,

@@ -31,7 +31,7 @@ from fedkin.methods.co_pfl.masks import cosine, grow, learnable, leave_one_out, 
 from fedkin.methods.co_pfl.options import COPFLOptions
 
 
-class COPFL(Method):
+class PaperCOPFL(Method):
     Options = COPFLOptions
     about = "each client masks weights that are its own; the others are averaged by contribution"
     paper = "arXiv 2510.20219, 2025"

@@ -1,8 +1,7 @@
 """FedCAP: the paper's algorithm (`method`), its arithmetic (`similarity`), and what only its tables and the authors'
 code need (`ablations`)."""
 
-from fedkin.methods.fedcap.ablations import FedCAPWithAblations
-from fedkin.methods.fedcap.method import FedCAP
+from fedkin.methods.fedcap.ablations import FedCAP
 from fedkin.methods.fedcap.options import FedCAPOptions
 
-__all__ = ["FedCAP", "FedCAPOptions", "FedCAPWithAblations"]
+__all__ = ["FedCAP", "FedCAPOptions"]

@@ -7,8 +7,8 @@ malicious and removed for good. Each client also trains a personal model v_k, wh
 sent.
 Down: w-hat_k. Up: the update d_k. A client that was absent in the last round is first asked for an update (a
 collection): down w, up d_k.
-`departs` says where the paper and the authors' code differ, and which of them is followed. `ablations` has what only tables of
-results need.
+`departs` says where the paper and the authors' code differ, and which of them is followed.
+`ablations` has what only tables of results and the authors' code need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedkin.methods.fedcap.similarity import Phi, contributions, detect, rows_of
 from fedkin.robust import Detector
 
 
-class FedCAP(Method):
+class PaperFedCAP(Method):
     Options = FedCAPOptions
     about = "each client gets a mean of the models that are similar to its own; clients with long updates are removed"
     paper = "Li et al., ACSAC 2024"

@@ -11,12 +11,12 @@ from fedkin.compute.optim import SGD
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Replies, Reply
 from fedkin.methods.base import METHODS
-from fedkin.methods.fedpkda.method import FedPKDA
+from fedkin.methods.fedpkda.method import PaperFedPKDA
 
 
 @METHODS.register("fedpkda")
-class FedPKDAWithAblations(FedPKDA):
-    """FedPKDA, as it is unless an option says otherwise."""
+class FedPKDA(PaperFedPKDA):
+    """FedPKDA, as the paper has it unless an option says otherwise."""
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
         if self.options.share == "body":

@@ -30,7 +30,7 @@ from fedkin.methods.fedpkda.options import FedPKDAOptions
 from fedkin.methods.fedpkda.prototypes import global_prototypes, phase, remember, spread
 
 
-class FedPKDA(Method):
+class PaperFedPKDA(Method):
     Options = FedPKDAOptions
     about = "features pulled towards own and global prototypes, under private heads"
     paper = "Zeng et al., AAAI 2026"

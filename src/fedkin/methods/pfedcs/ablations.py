@@ -10,15 +10,15 @@ from fedkin.compute import keys
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Reply
 from fedkin.methods.base import METHODS
-from fedkin.methods.pfedcs.method import PFedCS, classifier
+from fedkin.methods.pfedcs.method import PaperPFedCS, classifier
 from fedkin.methods.pfedcs.mixture import Bools, Floats
 
 AT_RANDOM = 3  # collaborators of each client, where they are drawn by lot
 
 
 @METHODS.register("pfedcs")
-class PFedCSWithAblations(PFedCS):
-    """PFedCS, as it is unless an option says otherwise."""
+class PFedCS(PaperPFedCS):
+    """PFedCS, as the paper has it unless an option says otherwise."""
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         if self.options.independent_head_init and fed.round == 0 and self.options.beta > 1:

@@ -29,7 +29,7 @@ from fedkin.methods.pfedcs.mixture import Bools, Clustering, Floats, distances, 
 from fedkin.methods.pfedcs.options import PFedCSOptions
 
 
-class PFedCS(FedPer):
+class PaperPFedCS(FedPer):
     Options = PFedCSOptions
     about = "a shared body; similar heads teach each other"
     paper = "Wu et al., AAAI 2025"

@@ -19,7 +19,7 @@ SENT: tuple[Part, ...] = ("model", "body", "head")
 
 
 @dataclass(frozen=True, eq=False)
-class Desk:
+class ServerSide:
     """The server of a run as a rule sees it (`rules.Server`). `frozen_head`: bodies learn under the common first head;
     otherwise whoever averages bodies leaves each client, and so the server, a head of its own."""
 
