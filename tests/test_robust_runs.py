@@ -472,7 +472,7 @@ def test_attackers_guess_what_only_the_server_knows(rule: str) -> None:
     rng, width = np.random.default_rng(0), job.site.layout.width
     known = torch.from_numpy(rng.normal(1, 1, (10, width))).float()
     assert job.adversary is not None
-    attack = job.adversary._told(Adaptive(), known, known[:3], 0)
+    attack = job.adversary._adapted(Adaptive(), known, known[:3], 0)
     assert isinstance(attack, Adaptive)
     assert isinstance(attack.against, Rule)
     told = attack.against.base if isinstance(attack.against, Bucketing) else attack.against
