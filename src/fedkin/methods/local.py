@@ -19,9 +19,7 @@ from fedkin.methods.base import METHODS, Method, Needs, option
 
 @dataclass(frozen=True)
 class LocalOptions:
-    who: Literal["participants", "all"] = option(
-        "participants", "the clients that train in a round: those that are drawn, or all"
-    )
+    who: Literal["participants", "all"] = option("participants", "clients that train in a round: those drawn, or all")
 
 
 @METHODS.register("local")
