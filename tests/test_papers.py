@@ -1319,7 +1319,7 @@ def test_the_command_of_a_cell_names_its_seeds(mini: Paper) -> None:
     record = filled(mini, some, seeds=[100])
     for i, measured in enumerate(compare.measured(record)):
         measured["command"] = str(i)
-    assert "Again: `fedkin reproduce mini t --seeds 100,`" in markdown.markdown(record)
+    assert "To run it again: `fedkin reproduce mini t --seeds 100,`" in markdown.markdown(record)
 
 
 def test_a_note_is_the_tables_own_and_what_the_runs_said() -> None:

@@ -276,4 +276,4 @@ def _origins(record: Record) -> list[str]:
         named = f" --seeds {seeds_text(next(iter(every)))}" if len(every) == 1 and 0 not in next(iter(every)) else ""
         quick = " --quick" if record["quick"] else ""
         commands = [f"fedkin reproduce {record['paper']} {record['table']}{named}{quick}"]
-    return [*lines, *(f"Again: `{command}`" for command in commands)]
+    return [*lines, *(f"To run it again: `{command}`" for command in commands)]
