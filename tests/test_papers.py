@@ -24,7 +24,7 @@ from fedkin.cli.flags import seeds_of
 from fedkin.config import Config
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS
-from fedkin.papers import html_page, markdown, result_files, results_page
+from fedkin.papers import html_page, markdown, result_files, results_page, table_records
 from fedkin.papers import verdicts as compare
 from fedkin.papers.cell_settings import canonical
 from fedkin.papers.measures import METRICS, Outcome, Point, Traces, facts, value_of
@@ -168,7 +168,7 @@ def test_a_cells_word_follows_from_what_is_not_usual() -> None:
     assert cell is not None
 
     def word(**settings: Any) -> str:
-        return compare.settings_of(replace(cell, variants=tuple(replace(v, **settings) for v in cell.variants)))
+        return table_records.settings_of(replace(cell, variants=tuple(replace(v, **settings) for v in cell.variants)))
 
     assert word() == word(order="shuffled") == word(seed=3) == word(device="cpu")
     words = [word(), word(order="fixed"), word(rounds=99), word(momentum=0.5), word(options={"x": 1})]
@@ -376,11 +376,11 @@ def test_what_was_run_is_not_run_again(mini: Paper, tmp_path: Path) -> None:
     assert (first.ran, first.skipped, first.left, first.failed) == (4, 0, 0, {})
     again = go(mini, tmp_path)
     assert (again.ran, again.skipped) == (0, 4)
-    one, two = (compare.records(s.plan, s.outcome)[0]["cells"] for s in (first, again))
+    one, two = (table_records.records(s.plan, s.outcome)[0]["cells"] for s in (first, again))
     assert one == two
     more = go(mini, tmp_path, (0, 1))
     assert (more.ran, more.skipped) == (4, 4)
-    cells = compare.records(more.plan, more.outcome)[0]["cells"]
+    cells = table_records.records(more.plan, more.outcome)[0]["cells"]
     for cell in cells:
         first_, second = cell["values"]
         assert (cell["seeds"], cell["ours"]) == ([0, 1], pytest.approx((first_ + second) / 2))
@@ -436,7 +436,7 @@ def test_what_was_run_elsewhere_counts_where_the_data_are_not(mini: Paper, tmp_p
     (elsewhere / "reproduce.jsonl").write_text("".join(json.dumps(r) + "\n" for r in raw))
     session = reproduce(plan, Ledger(elsewhere, data), data)
     assert (session.ran, plan.runs, plan.runnable) == (0, [], [])
-    ours = [[c["ours"] for c in compare.records(s.plan, s.outcome)[0]["cells"]] for s in (session, there)]
+    ours = [[c["ours"] for c in table_records.records(s.plan, s.outcome)[0]["cells"]] for s in (session, there)]
     assert ours[0] == ours[1]
     assert None not in ours[0]
 
@@ -487,7 +487,7 @@ def test_ctrl_c_keeps_what_is_done(mini: Paper, tmp_path: Path) -> None:
 def test_a_budget_that_is_used_up_begins_nothing(mini: Paper, tmp_path: Path) -> None:
     session = go(mini, tmp_path, budget=0.0)
     assert (session.ran, session.left) == (0, 4)
-    notes = {c["note"] for c in compare.records(session.plan, session.outcome)[0]["cells"]}
+    notes = {c["note"] for c in table_records.records(session.plan, session.outcome)[0]["cells"]}
     assert notes == {"not run yet"}
 
 
@@ -496,7 +496,7 @@ def test_a_run_that_fails_does_not_stop_the_rest(tmp_path: Path) -> None:
     paper = parse(text, "mini.toml")
     session = go(paper, tmp_path)
     assert (session.ran, len(session.failed)) == (2, 2)
-    cells = compare.records(session.plan, session.outcome, session.failed)[0]["cells"]
+    cells = table_records.records(session.plan, session.outcome, session.failed)[0]["cells"]
     assert [c["ours"] is None for c in cells] == [True, True, False, False]
     assert cells[0]["note"].startswith("failed: ")
     assert go(paper, tmp_path).skipped == 2  # a failure is tried again
@@ -737,8 +737,8 @@ def filled(paper: Paper, numbers: dict[tuple[str, str], float], **more: Any) -> 
     cells = []
     for cell in table.cells:
         at = (cell.row, cell.column)
-        cells.append({**compare.empty(table, cell), **({"ours": numbers[at], **origin} if at in numbers else {})})
-    return {**compare.outline(paper, table), "cells": cells}
+        cells.append({**table_records.empty(table, cell), **({"ours": numbers[at], **origin} if at in numbers else {})})
+    return {**table_records.outline(paper, table), "cells": cells}
 
 
 def test_rankings_and_claims(mini: Paper) -> None:
@@ -770,7 +770,7 @@ def test_a_note_about_real_numbers_is_not_shown_beside_quick_ones(tmp_path: Path
     text = MINI.replace('name = "calm"', 'name = "calm"\nnote = "one seed"')
     for small in (False, True):
         session = go(parse(text, "mini.toml"), tmp_path / str(small), small=small)
-        (record,) = compare.records(session.plan, session.outcome)
+        (record,) = table_records.records(session.plan, session.outcome)
         assert ("one seed" in markdown.markdown(record)) != small
 
 
@@ -778,7 +778,7 @@ def test_a_note_about_real_numbers_is_not_shown_beside_quick_ones(tmp_path: Path
 def test_every_check_of_a_paper_compares_something(name: str) -> None:
     paper = load_paper(name)
     for table in paper.tables:
-        record = {**compare.outline(paper, table), "cells": [compare.empty(table, c) for c in table.cells]}
+        record = {**table_records.outline(paper, table), "cells": [table_records.empty(table, c) for c in table.cells]}
         for check, verdict in zip(table.checks, compare.verdicts(record), strict=True):
             assert verdict["unknown"], f"{table.name}: {check.says!r} compares nothing: where = {check.where}"
 
@@ -968,7 +968,7 @@ def test_the_readme_says_what_the_results_are() -> None:
 def test_every_cell_knows_when_its_models_are_judged(paper: str, table: str, row: str, column: str, point: str) -> None:
     cell = load_paper(paper).table(table).cell(row, column)
     assert cell is not None
-    assert compare.judged(cell) == point
+    assert table_records.judged(cell) == point
 
 
 def test_a_table_says_when_its_models_are_judged_and_rows_that_differ_say_so() -> None:
@@ -1044,7 +1044,7 @@ def test_a_claim_that_is_known_not_to_hold_says_what_came_out(tmp_path: Path) ->
         'left = "Ditto"\nright = ["*"]', 'left = "Ditto"\nright = ["*"]\nby = 1000.0'
     )
     session = go(parse(text, "mini.toml"), tmp_path)
-    (record,) = compare.records(session.plan, session.outcome)
+    (record,) = table_records.records(session.plan, session.outcome)
     (verdict,) = compare.verdicts(record)
     assert (verdict["holds"], verdict["found"]) == (False, "level")
     assert "**does not hold** in 2 of 2 (calm: FedAvg; storm: FedAvg). level." in markdown.markdown(record)
@@ -1064,7 +1064,7 @@ def varied() -> Paper:
 
 def test_ratios_drops_and_the_best_of_several(tmp_path: Path) -> None:
     session = go(varied(), tmp_path)
-    first, second = compare.records(session.plan, session.outcome)
+    first, second = table_records.records(session.plan, session.outcome)
     at = {(c["row"], c["column"]): c for c in first["cells"]}
     runs = {(c.method, c.attack, c.lr): session.outcome(c) for c in session.plan.runs}
     micro = {k: o.points[-1].micro for k, o in runs.items() if o is not None}
@@ -1075,7 +1075,7 @@ def test_ratios_drops_and_the_best_of_several(tmp_path: Path) -> None:
     assert [c["paper"] for c in second["cells"]] == [1.0, 0.75]
     assert second["cells"][1]["ours"] < 1
     assert len(compare.comparable(second)) == 1
-    part, _ = compare.records(session.plan, lambda c: None if c.lr == 1e-9 else session.outcome(c))
+    part, _ = table_records.records(session.plan, lambda c: None if c.lr == 1e-9 else session.outcome(c))
     notes = {(c["row"], c["column"]): c["note"] for c in part["cells"]}
     assert notes["Ditto", "calm"] == "best of 2: lr=0.05 (1 of 2 measured)"
 
@@ -1085,7 +1085,7 @@ def test_what_sets_variants_apart_is_said_in_full(tmp_path: Path) -> None:
     ditto = 'set = { method = "ditto" }'
     some = "[{ }, { eval_point = 'after_local', options = { ditto = { lam = 0.5 } } }]"
     session = go(parse(MINI.replace(ditto, f"{ditto}\nbest_of = {some}"), "mini.toml"), tmp_path)
-    (record,) = compare.records(session.plan, session.outcome)
+    (record,) = table_records.records(session.plan, session.outcome)
     usual = METHODS["ditto"].Options().lam
     assert {c["note"] for c in record["cells"] if c["row"] == "Ditto"} <= {
         f"best of 2: eval_point=received, lam={usual}",
@@ -1113,7 +1113,7 @@ def test_every_result_has_its_provenance_and_the_papers_number() -> None:
             record = result_files.read(ROOT / "results" / name / f"{table.name}.json")  # refuses what lacks something
             assert [(c["row"], c["column"]) for c in record["cells"]] == [(c.row, c.column) for c in table.cells]
             for cell, known in zip(record["cells"], table.cells, strict=True):
-                published = compare.published(table, known)
+                published = table_records.published(table, known)
                 assert cell["paper"] == (None if published is None else pytest.approx(published, abs=1e-4))
                 if cell["ours"] is not None:
                     assert cell["seeds"]
@@ -1146,8 +1146,10 @@ def test_saving_keeps_what_was_measured_before(tmp_path: Path, monkeypatch: pyte
     new["note"] = ""
 
     def save(row: str, ours: float) -> dict[str, Any]:
-        cells = [{**compare.empty(table, c), **({**new, "ours": ours} if c.row == row else {})} for c in table.cells]
-        (path,) = result_files.save([{**compare.outline(paper, table), "cells": cells}], tmp_path)
+        cells = [
+            {**table_records.empty(table, c), **({**new, "ours": ours} if c.row == row else {})} for c in table.cells
+        ]
+        (path,) = result_files.save([{**table_records.outline(paper, table), "cells": cells}], tmp_path)
         return result_files.read(path)
 
     save("PFedCS", 90.0)
@@ -1167,7 +1169,7 @@ def test_saving_keeps_what_was_measured_before(tmp_path: Path, monkeypatch: pyte
     assert [c["ours"] for c in result_files.read(tmp_path / "claims" / "pfedcs-fedper.json")["cells"]] == [88.0, 89.0]
     assert result_files.read(tmp_path / "fedpkda" / "table2.json")["cells"][0]["note"].startswith("how well images")
     with pytest.raises(UsageError, match="--quick"):
-        result_files.save([{**compare.outline(paper, table), "quick": True, "cells": []}], tmp_path)
+        result_files.save([{**table_records.outline(paper, table), "quick": True, "cells": []}], tmp_path)
 
 
 def test_seeds_saved_one_after_another_are_those_saved_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1175,7 +1177,7 @@ def test_seeds_saved_one_after_another_are_those_saved_at_once(tmp_path: Path, m
     monkeypatch.setattr(result_files, "load_paper", lambda name: paper)
     for folder, seeds in (("once", (0, 1, 2)), ("parts", (0, 2)), ("parts", (1,))):
         session = go(paper, tmp_path / "runs", seeds)
-        result_files.save(compare.records(session.plan, session.outcome), tmp_path / folder)
+        result_files.save(table_records.records(session.plan, session.outcome), tmp_path / folder)
     for name in ("t", "r"):
         once, parts = (result_files.read(tmp_path / f / "mini" / f"{name}.json")["cells"] for f in ("once", "parts"))
         for a, b in zip(once, parts, strict=True):
@@ -1254,7 +1256,7 @@ def test_a_number_goes_when_its_cell_is_defined_otherwise() -> None:
     kept, gone = (result_files.merged(p, p.tables[0], record) for p in (paper, other))
     assert [c["ours"] for c in compare.measured(kept)] == [71.0]
     assert compare.measured(gone) == []
-    assert {c["note"] for c in gone["cells"]} == {compare.NOT_RUN}
+    assert {c["note"] for c in gone["cells"]} == {table_records.NOT_RUN}
 
 
 BEFORE = '[[changed]]\nwhat = "steps are longer"\nwhere = { method = "ditto" }\n'
@@ -1311,10 +1313,10 @@ def test_a_change_says_what_and_where(entry: str, error: str) -> None:
 
 def test_the_command_of_a_cell_names_its_seeds(mini: Paper) -> None:
     for seeds, text in (([0], "1"), ([0, 1, 2], "3"), ([100], "100,"), ([0, 2], "0,2"), ([1, 2], "1,2")):
-        assert compare.seeds_text(seeds) == text
+        assert table_records.seeds_text(seeds) == text
         assert seeds_of(text, 0) == seeds
     cell = mini.tables[0].cells[0]
-    assert compare.command(mini.tables[0], cell, [100]).endswith("--seeds 100,")
+    assert table_records.command(mini.tables[0], cell, [100]).endswith("--seeds 100,")
     some = {("FedAvg", "calm"): 51.0, ("Ditto", "calm"): 51.0}
     record = filled(mini, some, seeds=[100])
     for i, measured in enumerate(compare.measured(record)):

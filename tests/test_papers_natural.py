@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedkin.methods import METHODS
-from fedkin.papers import natural, result_files, results_page
+from fedkin.papers import natural, result_files, results_page, table_records
 from fedkin.papers import verdicts as compare
 from fedkin.papers.plan import Data, make_plan
 from fedkin.papers.published import NATURAL, load_paper, parse
@@ -102,13 +102,15 @@ def test_all_methods_are_compared_under_the_same_conditions() -> None:
         runs = {c.identity(): c for cell in table.cells for c in cell.variants}.values()
         assert {c.method for c in runs} == {n for n, m in METHODS.items() if m.__module__.startswith("fedkin.methods")}
         assert not [cell for cell in table.cells if cell.missing]
-        for key in compare.COMMON:
+        for key in table_records.COMMON:
             assert len({getattr(c, key) for c in runs}) == 1, key
         assert {c.partition for c in runs} == {"natural"}
         assert len(_by_training(list(runs))) == 14  # both points of evaluation, and every tuning, share a training
         for row in (line.title for line in table.rows):
-            assert any(c.row == row and compare.judged(c) != "as received" for c in table.cells) or row == "FedAvg"
-        said = compare.common(table)
+            assert (
+                any(c.row == row and table_records.judged(c) != "as received" for c in table.cells) or row == "FedAvg"
+            )
+        said = table_records.common(table)
         assert "partition=natural" in said
         assert "CO-PFL lr=" in said  # it trains with Adam, which takes another rate
         assert "FedBABU" not in said  # tuned or not is the column's business
@@ -183,7 +185,7 @@ lr = 0.05
     plan = make_plan(paper, cells, (0, 1), data, settings={"runs_dir": str(tmp_path / "runs")})
     session = reproduce(plan, Ledger(tmp_path / "runs", data), data)
     assert not session.failed
-    (path,) = result_files.save(compare.records(plan, session.outcome), tmp_path / "results")
+    (path,) = result_files.save(table_records.records(plan, session.outcome), tmp_path / "results")
     found = result_files.read(path)
     assert len(compare.measured(found)) == 2 * 2 + 2 * 4
     entries = {e.name: e for e in natural.entries(found)}

@@ -420,7 +420,8 @@ def _show(
     from fedkin.papers.html_page import html_page
     from fedkin.papers.markdown import markdown as table_text
     from fedkin.papers.result_files import save as save_files
-    from fedkin.papers.verdicts import rankings, records, summary, verdicts
+    from fedkin.papers.table_records import records
+    from fedkin.papers.verdicts import rankings, summary, verdicts
 
     found = records(session.plan, session.outcome, session.failed)
     if json:

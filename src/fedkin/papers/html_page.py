@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedkin.papers.markdown import QUICK, evaluation, lines_of, number, ours_of, point_at, remarks, signed
-from fedkin.papers.verdicts import Record, close, difference
+from fedkin.papers.table_records import Record
+from fedkin.papers.verdicts import close, difference
 
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1c2733;background:#fff}

@@ -10,7 +10,8 @@ from typing import Any
 from fedkin.papers import natural
 from fedkin.papers.cell_settings import NO_DATA
 from fedkin.papers.measures import metric_of
-from fedkin.papers.verdicts import NOT_RUN, Record, close, difference, measured, rankings, seeds_text, verdicts
+from fedkin.papers.table_records import NOT_RUN, Record, seeds_text
+from fedkin.papers.verdicts import close, difference, measured, rankings, verdicts
 
 LACKING = (NO_DATA, *(f"{what} not there yet" for what in ("method", "model", "attack", "rule")))
 DAGGER = "†"

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from fedkin.papers.verdicts import Record, measured
+from fedkin.papers.table_records import Record
+from fedkin.papers.verdicts import measured
 
 BASELINE = "FedAvg-FT"
 FIVE = ("PFedCS", "FedPKDA", "FedCAP", "C-PFL", "CO-PFL")  # the papers that FedKin holds the tables of

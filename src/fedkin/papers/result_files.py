@@ -10,7 +10,7 @@ from typing import Any
 from fedkin.errors import DataError, UsageError
 from fedkin.papers.cell_settings import NO_DATA
 from fedkin.papers.published import NAMES, Paper, Table, load_paper, table_names
-from fedkin.papers.verdicts import (
+from fedkin.papers.table_records import (
     CHOICE,
     FAILED,
     NOT_RUN,

@@ -22,18 +22,8 @@ from fedkin.papers.markdown import (
     wrapped,
 )
 from fedkin.papers.result_files import read_all, write_text
-from fedkin.papers.verdicts import (
-    Record,
-    close,
-    comparable,
-    count,
-    difference,
-    distinct,
-    measured,
-    sound,
-    summary,
-    verdicts,
-)
+from fedkin.papers.table_records import Record
+from fedkin.papers.verdicts import close, comparable, count, difference, distinct, measured, sound, summary, verdicts
 
 MADE = "<!-- made by `fedkin reproduce --render` from the files in results/: edit those -->"
 INTRODUCTION = (
