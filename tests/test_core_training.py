@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from fedkin.compute.batches import plan
 from fedkin.compute.layout import Layout
 from fedkin.compute.losses import Term, align, cross_entropy, guide
-from fedkin.compute.opaque import Opaque
 from fedkin.compute.optim import SGD, Adam, Moments
 from fedkin.compute.program import Program, trace
+from fedkin.compute.vmapped import Vmapped
 from fedkin.core.cohort import Model
 from fedkin.errors import DataError, UsageError
 from fedkin.models import build
@@ -420,14 +420,14 @@ class LongHead(nn.Module):
 
 
 USERS = {  # name: (module, shape of a sample, its form, whether rows can share a pass)
-    "control-flow": (Branching, (5,), Opaque, False),
+    "control-flow": (Branching, (5,), Vmapped, False),
     "shared-layer": (SharedLayer, (5,), Program, True),
-    "tied-weights": (TiedWeights, (5,), Opaque, True),
+    "tied-weights": (TiedWeights, (5,), Program, True),
     "layer-norm": (Normed, (5,), Program, True),
     "over-time": (OverTime, (4, 5), Program, True),
     "group-norm": (GroupNormed, (2, 8, 8), Program, True),
     "view": (Viewing, (1, 8, 8), Program, True),
-    "view-untraceable": (lambda: Viewing(True), (1, 8, 8), Opaque, False),
+    "view-untraceable": (lambda: Viewing(True), (1, 8, 8), Vmapped, False),
     "grouped": (Grouped, (2, 8, 8), Program, True),
     "long-head": (LongHead, (5,), Program, True),
 }
@@ -549,15 +549,59 @@ def test_dropout_keeps_the_share_it_says() -> None:
     assert not torch.equal(drawn[0], drawn[1])
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("way", ["each", "threads", "batched"])
 @pytest.mark.parametrize(
     "make",
     [lambda: Dropping(branch=True), lambda: Dropping(nn.AlphaDropout), FunctionalDropping],
     ids=["control-flow", "alpha-dropout", "functional"],
 )
-def test_noise_that_no_seed_could_repeat_is_refused(make, mode: str) -> None:
-    model = make().train(mode == "train")
-    with pytest.raises(UsageError, match=r"nn\.Dropout"):
+def test_noise_of_any_kind_depends_on_seed_client_and_step_alone(make, way: str) -> None:
+    def bench(way: str) -> Bench:
+        torch.manual_seed(2)
+        return Bench(make(), *numbers(20, (5,), 3), RAGGED, classes=3, way=way)
+
+    start = bench("each").starts()
+    expected = bench("each").cohort().fit(start)
+    torch.manual_seed(99)
+    if way == "batched" and not bench(way).site.forward.together:
+        assert "if self.branch and h.sum() < 0" in bench(way).site.forward.why_not
+        return
+    assert distance(bench(way).cohort().fit(start), expected, start) < CLOSE
+    still = bench("each").module(start[0])
+    still.eval()  # no noise
+    some = bench(way).cohort([1]).fit(start[[1]])
+    assert distance(some, expected[[1]], start[[1]]) < CLOSE
+
+
+class Random(nn.Module):
+    """Noise of other kinds than dropout."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.inside, self.head = kind, nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inside(x)
+        if self.kind == "randint":
+            h = h * torch.randint(0, 2, h.shape)
+        if self.kind == "numpy":
+            h = h * float(np.random.default_rng().random())
+        if self.kind == "evaluation":
+            h = h + torch.randn_like(h)
+        return self.head(h)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("randint", r"randint \(test_core_training\.py line \d+: h = h \* torch\.randint"),
+        ("numpy", "not with PyTorch"),
+        ("evaluation", r"in evaluation mode with randn_like \(test_core_training\.py line"),
+    ],
+)
+def test_noise_that_no_seed_could_repeat_is_refused_with_its_line(kind: str, words: str) -> None:
+    model = Random(kind)
+    with pytest.raises(UsageError, match=words):
         trace(model, Layout.of(model, "head"), torch.randn(6, 5))
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import fedkin as fk
 from fedkin.compute.layout import Layout
-from fedkin.compute.opaque import Opaque
 from fedkin.compute.program import Program
+from fedkin.compute.vmapped import Vmapped
 from fedkin.config import make_config
 from fedkin.data import Dataset, Split, from_arrays
 from fedkin.errors import DataError, UsageError
@@ -129,7 +129,7 @@ def test_frozen_parameters_stay_and_the_rest_learns_as_in_the_plain_loop(case: s
     x, y = numbers(21, (2, 8, 8), 3)
     opt = OPTIMISERS["sgd-momentum-decay"]
     bench = Bench(network, x, y, (9, 7, 5), classes=3, opt=opt, way=how.removesuffix("-tape"), tape="tape" in how)
-    assert isinstance(bench.site.forward, Opaque if case in ("untraceable", "adapter") else Program)
+    assert isinstance(bench.site.forward, Vmapped if case in ("untraceable", "adapter") else Program)
     assert (bench.site.tape is not None) == ("tape" in how and make is Chain)
     trainable = sum(p.numel() for p in network.parameters() if p.requires_grad)
     assert bench.layout.parameters == trainable == bench.layout.width - bench.layout.size("buffers")

@@ -114,7 +114,8 @@ class Chooser:
         if way == "graph" and not on_gpu:
             raise UsageError(f"way {way!r} needs a CUDA device; on this one choose each, threads or batched")
         if way in ("batched", "graph") and not work.forward.together:
-            raise UsageError(f"way {way!r} cannot run this network (it cannot be traced); choose each or threads")
+            why = getattr(work.forward, "why_not", "")
+            raise UsageError(f"way {way!r} cannot run this network ({why}); choose each or threads")
 
 
 def _signature(work: Work) -> str:

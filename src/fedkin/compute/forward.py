@@ -35,9 +35,11 @@ class Forward(Protocol):
     """Anything that runs R rows of a network on [R*B, ...] inputs."""
 
     together: bool
+    has_dropout: bool
+    has_batch_norm: bool  # statistics over the samples of a batch, which one sample has not
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, rows: int, context: Context) -> Out: ...
 
 
 class Unsupported(Exception):
-    """A network that cannot be written as a program over rows."""
+    """What a form of a network cannot express; in words."""

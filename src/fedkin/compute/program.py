@@ -3,13 +3,14 @@
 Activations keep the network's own shape with rows and batch merged, [R*B, ...], so everything without parameters
 (ReLU, pooling, additions) runs as it stands; only layers with parameters have a rule that tells the rows apart. Frozen
 parameters are constants of the program, one copy for all rows; a layer that is frozen as a whole runs once for all.
-`trace` checks the program against the network itself; a network it cannot express is run by `Opaque`.
+`trace` checks the program against the network itself; a network it cannot express is run by `Vmapped`.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,67 +20,89 @@ from torch import Tensor, fx, nn
 
 from fedkin.compute import kernels
 from fedkin.compute.forward import Context, Forward, Out, Unsupported
+from fedkin.compute.functions import NOISE, users_line
 from fedkin.compute.layers import RULES, LaterBias
 from fedkin.compute.layout import Layout, inside
-from fedkin.compute.opaque import Opaque
+from fedkin.compute.vmapped import Vmapped, aliases
 from fedkin.errors import UsageError
 
 
 def trace(model: nn.Module, layout: Layout, example: Tensor) -> Forward:
-    """The fastest form of this network: a checked `Program`, else `Opaque`."""
-    opaque = Opaque(model, layout)
+    """The fastest form of this network: a checked `Program`, else `Vmapped`, whose `together` says whether rows can
+    share a pass."""
+    plain = Vmapped(model, layout)
+    row = layout.row(model).unsqueeze(0)
+    _look_at_noise(plain, layout, row, example)
     try:
         program = Program(model, layout)
-        if _agree(program, opaque, layout, model, example):
+        if _agree(program, plain, layout, row, example):
             return program
-    except (Unsupported, fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError, AttributeError, KeyError):
-        pass  # KeyError: a tensor that two layers share has one name in the row
-    if not _repeats(opaque, layout, model, example) or opaque.stochastic:
+        plain.no_program = "what its layers give one by one is not what it gives"
+    except _NO_PROGRAM as error:
+        plain.no_program = f"{error}"
+    if not _repeats(plain, layout, row, example):
         raise UsageError(
-            f"{type(model).__name__} has noise in its forward pass that could not be repeated from a seed: use "
-            "nn.Dropout (not F.dropout or Dropout2d) and no data-dependent Python control flow, or remove the noise"
+            f"{plain.name} draws random numbers that could not be repeated from a seed, and not with PyTorch: use "
+            "dropout, torch.rand or torch.randn, whose numbers are drawn from the run's seed, or draw "
+            "them when the network is made"
         )
-    opaque.together = opaque.together and _runs_together(opaque, layout, model, example)
-    return opaque
+    try:
+        plain.together = _agree(plain, plain, layout, row, example)
+        if not plain.together:
+            plain.why_not = "it mixes the samples of a batch, or its rows"
+    except _NO_VMAP as error:
+        plain.together = False
+        plain.why_not = f"{users_line(error.__traceback__)} ({error})"
+    return plain
 
 
-def _repeats(opaque: Opaque, layout: Layout, model: nn.Module, example: Tensor) -> bool:
+_NO_PROGRAM = (Unsupported, fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError, AttributeError, KeyError)
+_NO_VMAP = (Unsupported, RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, IndexError)
+
+
+def _look_at_noise(plain: Vmapped, layout: Layout, row: Tensor, example: Tensor) -> None:
+    """Which noise the network draws while it trains, and along which axis of it the samples lie."""
+    counts = 3, 4
+    try:
+        with torch.no_grad():
+            few, more = (
+                plain.probe(layout.tensors(row.clone()), example[torch.arange(n) % len(example)]) for n in counts
+            )
+    except RuntimeError as error:
+        shape = tuple(example.shape[1:])
+        raise UsageError(f"{plain.name} cannot take samples of shape {shape}: {error}") from error
+    for call, shape in few.shapes.items():
+        other = more.shapes.get(call, shape)
+        grown = [i for i, (a, b) in enumerate(zip(shape, other, strict=False)) if a != b]
+        plain.drawn.axes[call] = grown[0] if grown else 0
+    plain.has_dropout = bool(few.shapes)
+    plain.has_batch_norm |= few.normed
+
+
+def _repeats(plain: Vmapped, layout: Layout, row: Tensor, example: Tensor) -> bool:
     """Does training mode say the same twice?"""
-    row = layout.row(model).unsqueeze(0)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        try:
-            first, second = (opaque(layout.tensors(row.clone()), example, 1, Context(train=True)) for _ in range(2))
-        except RuntimeError as error:
-            shape = tuple(example.shape[1:])
-            raise UsageError(f"{type(model).__name__} cannot take samples of shape {shape}: {error}") from error
+    context = Context(train=True, noise=torch.ones(1, dtype=torch.int64))
+    with torch.no_grad():
+        first, second = (plain(layout.tensors(row.clone()), example, 1, context) for _ in range(2))
     return _close(first.logits, second.logits)
 
 
-def _runs_together(opaque: Opaque, layout: Layout, model: nn.Module, example: Tensor) -> bool:
-    """Can `vmap` run it? It refuses Python control flow that depends on data."""
-    try:
-        return _agree(opaque, opaque, layout, model, example)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return False
-
-
-def _agree(program: Forward, opaque: Forward, layout: Layout, model: nn.Module, example: Tensor) -> bool:
-    """Two different rows, three samples each: the program must say what the network says."""
-    one = layout.row(model)
+def _agree(form: Forward, plain: Forward, layout: Layout, row: Tensor, example: Tensor) -> bool:
+    """Two different rows, three samples each and a fourth that does not count: does this form say what the network
+    says of the three?"""
     noise = torch.randn(2, layout.width, generator=torch.Generator().manual_seed(0))
-    rows = one * (1 + 0.1 * noise)
-    take = torch.arange(6) % len(example)
-    x = example[take]
+    rows = row * (1 + 0.1 * noise)
+    x = example[torch.arange(8) % len(example)]
+    valid = (torch.arange(4) < 3).expand(2, 4)
+    keys = torch.tensor([1, 2])
     with torch.no_grad():
         for train in (False, True):
-            context = Context(train=train, noise=torch.zeros(2, dtype=torch.int64) if train else None)
-            if train and getattr(opaque, "stochastic", False):
-                continue
             mine_rows, ref_rows = rows.clone(), rows.clone()
-            mine = program(layout.tensors(mine_rows), x, 2, context)
+            mine = form(layout.tensors(mine_rows), x, 2, Context(train, valid, keys if train else None))
             for r in range(2):
-                ref = opaque(layout.tensors(ref_rows[r : r + 1]), x[3 * r : 3 * r + 3], 1, context)
-                for a, b in ((mine.logits[r], ref.logits[0]), (mine.features[r], ref.features[0])):
+                own, few = layout.tensors(ref_rows[r : r + 1]), x[4 * r : 4 * r + 3]
+                ref = plain(own, few, 1, Context(train, noise=keys[r : r + 1] if train else None))
+                for a, b in ((mine.logits[r, :3], ref.logits[0]), (mine.features[r, :3], ref.features[0])):
                     if a.shape != b.shape or not _close(a, b):
                         return False
             if not _close(mine_rows, ref_rows):  # running statistics
@@ -115,6 +138,7 @@ class Program:
         graph = fx.Tracer().trace(model)
         modules = dict(model.named_modules())
         self.fixed = fixed_parameters(model, layout)
+        self.aliases = aliases(model)
         self._alone: set[str] = set()  # layers that are frozen as a whole
         self._fixed_at: dict[torch.device, dict[str, Tensor]] = {}
         self.ops: list[Op] = []
@@ -124,11 +148,11 @@ class Program:
         for node in graph.nodes:
             if node.op == "placeholder":
                 if self.input:
-                    raise Unsupported
+                    raise Unsupported("it takes several inputs")
                 self.input = node.name
             elif node.op == "output":
                 if not isinstance(node.args[0], fx.Node):
-                    raise Unsupported
+                    raise Unsupported("it gives more than one tensor")
                 self.logits = node.args[0].name
             elif node.op == "call_module":
                 target = str(node.target)
@@ -140,12 +164,16 @@ class Program:
             elif node.op == "call_method":
                 self._add_function(node, _Method(str(node.target)))
             else:
-                raise Unsupported
+                raise Unsupported(f"it uses {node.target} outside of a layer")
         if layout.head_name and not self.features:
-            raise Unsupported
+            raise Unsupported(f"its head {layout.head_name!r} is not called as a module")
         self.features = self.features or self.logits
         ordered = _pool_before_relu(self.ops, keep={self.features, self.logits})
-        self.ops = [replace(op, salt=i) for i, op in enumerate(ordered)]
+        noisy = itertools.count()
+        self.ops = [replace(op, salt=next(noisy)) if type(op.layer) is nn.Dropout else op for op in ordered]
+        layers = {type(op.layer) for op in self.ops}
+        self.has_dropout = nn.Dropout in layers
+        self.has_batch_norm = bool({nn.BatchNorm1d, nn.BatchNorm2d} & layers)
         self._on_gpu = _pool_before_bias(self.ops, keep={self.features, self.logits})
         self.signature = "\n".join(
             [f"{op.name} {op.inputs} {op.options} {op.target} {op.layer or op.function}" for op in self.ops]
@@ -153,19 +181,19 @@ class Program:
         )  # programs that read the same compute the same
 
     def _add_layer(self, node: fx.Node, target: str, layer: nn.Module) -> None:
-        if "Dropout" in type(layer).__name__ and type(layer) not in RULES:
-            raise Unsupported  # its noise has no key
         has_state = any(True for _ in layer.parameters()) or any(True for _ in layer.buffers())
-        if has_state and type(layer) not in RULES:
-            raise Unsupported
+        if type(layer) not in RULES and (has_state or "Dropout" in type(layer).__name__ or isinstance(layer, nn.RReLU)):
+            raise Unsupported(f"{target} ({type(layer).__name__}) has no rule over rows")
         if node.kwargs or len(node.args) != 1:
-            raise Unsupported
-        own = [f"{target}.{name}" for name, _ in layer.named_parameters()]
+            raise Unsupported(f"{target} is called with several arguments")
+        own = [self.aliases.get(f"{target}.{name}", f"{target}.{name}") for name, _ in layer.named_parameters()]
         if own and all(name in self.fixed for name in own) and not isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
             self._alone.add(target)  # BatchNorm tells rows apart even so: each has statistics of its own
         self.ops.append(Op(node.name, node.args, layer=copy.deepcopy(layer), target=target, users=len(node.users)))
 
     def _add_function(self, node: fx.Node, function: Callable[..., Any]) -> None:
+        if function in NOISE:
+            raise Unsupported(f"it calls {getattr(function, '__name__', function)} as a function")
         self.ops.append(Op(node.name, node.args, dict(node.kwargs), function=function, users=len(node.users)))
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, rows: int, context: Context) -> Out:
@@ -174,6 +202,8 @@ class Program:
         if fixed:
             tensors = {**tensors, **{n: t.expand(rows, *t.shape[1:]) for n, t in fixed.items()}}
         ours = rows > 1 and kernels.usable(x)
+        if self.aliases:
+            tensors = {**tensors, **{n: tensors[one] for n, one in self.aliases.items() if one in tensors}}
         for op in self._on_gpu if ours else self.ops:
             inputs = [_look(v, seen) for v in op.inputs]
             if op.layer is None:

@@ -50,7 +50,7 @@ class Tape:
             before = op.name
         names = [op.name for op in program.ops]
         shared = [op.target for op in program.ops if isinstance(op.layer, nn.Conv2d | nn.Linear)]
-        if len(set(shared)) < len(shared):  # a layer used twice: its gradients would have to be added
+        if len(set(shared)) < len(shared) or program.aliases:  # used twice: gradients would have to be added
             return None
         return cls(program) if program.ops and program.logits == before and program.features in names else None
 

@@ -20,7 +20,6 @@ from fedkin.compute.forward import Forward
 from fedkin.compute.layout import Layout
 from fedkin.compute.losses import Term, cross_entropy
 from fedkin.compute.optim import Moments, Optimiser
-from fedkin.compute.program import Program
 from fedkin.compute.tape import Tape
 from fedkin.compute.work import Precision, Work
 from fedkin.core.evaluation import DataPart, Evaluation, Learn, Scores
@@ -72,11 +71,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.tape = Tape.of(self.forward) if self.source.device.type == "cpu" else None
-        modules = self.forward.ops if isinstance(self.forward, Program) else []
-        layers = {type(op.layer).__name__ for op in modules}
-        opaque_norm = getattr(self.forward, "has_batch_norm", False)
-        self.has_batch_norm = bool({"BatchNorm1d", "BatchNorm2d"} & layers) or opaque_norm
-        self.has_dropout = "Dropout" in layers
+        self.has_batch_norm, self.has_dropout = self.forward.has_batch_norm, self.forward.has_dropout
         if "buffers" not in self.store.keeps:
             self.store.keeps["buffers"] = Keep("buffers")
         self.store.keeps["held"] = Keep("row")

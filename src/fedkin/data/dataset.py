@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.data.parts import Part, pack
 from fedkin.errors import DataError
 
 Array = NDArray[Any]
@@ -37,8 +38,14 @@ class Dataset:
     note: str = ""
     columns: tuple[str, ...] = ()
     """What the features are called, where they came as a table."""
+    parts: tuple[Part, ...] = ()
+    """How a sample is taken apart, where a network has several inputs. Such an x may be given as a mapping."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.x, Mapping):
+            x, parts = pack(self.x, self.name)
+            object.__setattr__(self, "x", x)
+            object.__setattr__(self, "parts", parts)
         self._check_samples()
         self._check_labels()
         for column, values in (("user", self.user), ("official_test", self.official_test)):
@@ -60,7 +67,7 @@ class Dataset:
         if kind == "float32" and not np.isfinite(self.x).all():
             row = int(np.argwhere(~np.isfinite(self.x))[0][0])
             raise DataError(f"{self.name}: sample {row} holds a value that is not finite; impute or drop such samples")
-        if kind == "int64" and not (self.x.min() >= 0 and self.x.max() < self.vocabulary):
+        if kind == "int64" and not self.parts and not (self.x.min() >= 0 and self.x.max() < self.vocabulary):
             raise DataError(
                 f"{self.name}: token ids run from {self.x.min()} to {self.x.max()}, "
                 f"but the vocabulary has {self.vocabulary}"

@@ -16,6 +16,7 @@ from fedkin.data.columns import Table, from_frame, is_frame, read_table
 from fedkin.data.dataset import Array, Dataset, Ints, as_samples, checked_labels, encode_labels
 from fedkin.data.files import MissingFile, column, read_npz
 from fedkin.data.partition import Deal, Partition
+from fedkin.data.parts import Part, pack, words_of
 from fedkin.data.split import (
     Split,
     check_names,
@@ -45,6 +46,7 @@ class OwnClient:
     """How many of the last rows are for testing; None where nobody has said."""
     columns: tuple[str, ...] = ()
     """What the features are called, where they came as a table."""
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +64,11 @@ class OwnClients:
         check_names([part.name for part in self.parts])
         first = self.parts[0]
         for part in self.parts[1:]:
+            if part.parts != first.parts:
+                raise DataError(
+                    f"client {first.name!r} has samples of {words_of(first.parts)}, client {part.name!r} of "
+                    f"{words_of(part.parts)}; they must be alike"
+                )
             if (part.x.shape[1:], part.x.dtype) != (first.x.shape[1:], first.x.dtype):
                 raise DataError(
                     f"client {first.name!r} has {first.x.dtype} samples of shape {first.x.shape[1:]}, "
@@ -95,6 +102,7 @@ class OwnClients:
             user=np.repeat(np.arange(len(parts)), sizes),
             vocabulary=self.vocabulary,
             columns=self.columns,
+            parts=self.parts[0].parts,
         )
         factors = skewed(len(parts), quantity_skew, np.random.Generator(np.random.PCG64([seed, len(parts), 1])))
         split = []
@@ -286,8 +294,13 @@ def _client(name: str, where: str, arrays: Sequence[Any], vocabulary: int) -> Ow
     if len(arrays) not in (2, 4):
         raise UsageError(f"{where} has {len(arrays)} arrays: give (x, y) or (x_train, y_train, x_test, y_test)")
     pairs = []
+    parts: tuple[Part, ...] = ()
     for i in range(0, len(arrays), 2):
-        x, y = _samples(where, arrays[i], vocabulary), _array(where, arrays[i + 1])
+        if isinstance(arrays[i], Mapping):
+            x, parts = pack(arrays[i], where, parts)
+        else:
+            x = _samples(where, arrays[i], vocabulary)
+        y = _array(where, arrays[i + 1])
         if (y.ndim != 1 and y.shape[1:] != (1,)) or len(x) != len(y):
             raise DataError(f"{where}: {len(x)} samples, but labels of shape {y.shape}")
         pairs.append((x, checked_labels(y, where)))
@@ -301,7 +314,8 @@ def _client(name: str, where: str, arrays: Sequence[Any], vocabulary: int) -> Ow
     if len({y.dtype.kind == "U" for _, y in filled}) > 1:
         raise DataError(f"{where} labels with numbers and with words; use one kind")
     tests = len(pairs[1][0]) if len(pairs) == 2 else None
-    return OwnClient(name, np.concatenate([x for x, _ in filled]), np.concatenate([y for _, y in filled]), tests)
+    x, y = (np.concatenate([pair[i] for pair in filled]) for i in (0, 1))
+    return OwnClient(name, x, y, tests, parts=parts)
 
 
 def _array(where: str, value: Any) -> Array:

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from torch import nn
 
+from fedkin.data.parts import Part
 from fedkin.errors import UsageError
+from fedkin.models.inputs import one_tensor
 
 Given = nn.Module | Callable[[], nn.Module]
 """A network, or its class or a function that makes one."""
 
 
-def first_network(given: Given, seed: int, init: Literal["seed", "given"]) -> tuple[nn.Module, str | None]:
-    """The network a run starts with, on the CPU, and what a user should know about its first weights.
+def first_network(
+    given: Given, seed: int, init: Literal["seed", "given"], parts: Sequence[Part] = ()
+) -> tuple[nn.Module, str | None]:
+    """The network a run starts with, on the CPU, and what a user should know about its first weights. `parts`: of its
+    samples, where it has several inputs.
 
     A class or function is called with PyTorch's generator set to `seed`. Of a network, a copy: with init="seed" the
     parameters that learn are drawn anew by each layer's own `reset_parameters`, where every layer has one."""
     if not isinstance(given, nn.Module):
-        return _made(given, seed, init), None
-    network, kind = _copied(given), type(given).__name__
+        return one_tensor(_made(given, seed, init), parts), None
+    network, kind = one_tensor(_copied(given), parts), type(given).__name__
     if init == "given":
         return network, f"{kind} starts with the weights it came with, the same at every seed (init='given')"
     odd = draw_anew(network, seed)

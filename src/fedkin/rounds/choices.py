@@ -140,7 +140,7 @@ def split_of(config: Config, dataset: Dataset, partition: Partition | None = Non
 def network_of(config: Config, dataset: Dataset, model: Given | None) -> tuple[nn.Module, str, list[str]]:
     """The network a run starts with, what it is called, and what is to be said about its first weights."""
     if model is not None:
-        network, remark = first_network(model, config.seed, config.init)
+        network, remark = first_network(model, config.seed, config.init, dataset.parts)
         return network, type(network).__name__, [remark] if remark is not None else []
     if config.init == "given":
         raise UsageError(
