@@ -15,6 +15,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "options": {"errors"},
     "registry": {"errors"},
+    "parts": {"errors"},
     "config": {"errors", "options", "version"},
     "compute": {"errors"},
     "core": {"errors", "options", "registry", "compute"},
@@ -22,8 +23,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "privacy": {"errors", "registry", "options", "compute", "core"},
     "methods": {"errors", "registry", "options", "compute", "core", "robust", "privacy"},
     "engines": {"errors", "registry", "options", "compute", "core", "methods"},
-    "data": {"errors", "registry"},
-    "models": {"errors", "registry"},
+    "data": {"errors", "registry", "parts"},
+    "models": {"errors", "registry", "parts"},
 }
 """What the lower half may import, package by package."""
 UPPER = ["rounds", "plugins", "runs", "use", "sweep", "papers", "report", "web", "deploy", "bench", "api", "testing"]

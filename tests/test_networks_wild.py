@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import Bench, distance, plain_loss, torch_optimiser, usual_order
-from torch import Tensor
-from wild import CLASSES, NETWORKS
+from torch import Tensor, nn
+from wild import CLASSES, NETWORKS, images, numbers
 
+import fedkin as fk
 from fedkin.compute import draws, keys
 from fedkin.compute.optim import SGD
-from fedkin.errors import UsageError
+from fedkin.errors import DataError, UsageError
+from fedkin.models import Ready
+from fedkin.parts import pack
+from fedkin.rounds import inference
+from fedkin.use.model_file import Card
+from fedkin.use.model_file import load as load_model
+from fedkin.use.model_file import save as save_model
 
 CLOSE = 1e-4
 SIZES = (9, 5, 12)  # batch 4: a rest of one, of one, of none
@@ -130,3 +139,128 @@ def test_networks_from_the_wild_train_as_in_the_plain_loop(name: str) -> None:
         assert form.together == wild.together, form.why_not
         expected = plain_loop(bench, start) if expected is None else expected
         assert distance(bench.cohort().fit(start), expected, start) < CLOSE, way
+
+
+# ---------------------------------------------------------------- from the data to a prediction
+
+
+def clients_of(data: Any, sizes: tuple[int, ...] = (14, 10)) -> list[tuple[Any, np.ndarray]]:
+    rng, found = np.random.default_rng(0), []
+    for n in sizes:
+        x = data(n)
+        y = np.concatenate([np.arange(CLASSES), rng.integers(0, CLASSES, n - CLASSES)])
+        found.append((x, y))
+    return found
+
+
+QUICK: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch": 4, "lr": 0.05, "device": "cpu", "way": "each"}
+
+
+@pytest.mark.parametrize("name", ["BERT with a mask", "numbers and categories"])
+def test_samples_of_several_parts_go_all_the_way(name: str, tmp_path: Path) -> None:
+    wild = NETWORKS[name]
+    x = wild.data(6)
+    assert isinstance(x, dict)
+    result = fk.run("fedper", model=wild.make, clients=clients_of(wild.data), **QUICK)
+    model = result.personal(1)
+    tensors = {n: torch.from_numpy(a) for n, a in x.items()}
+    with torch.no_grad():
+        scores = model(tensors)
+        inside = model.network(**tensors)  # as its author calls it
+    assert torch.allclose(scores, inside, atol=1e-6)
+    assert list(result.predict(x, 1)) == scores.argmax(1).tolist()
+    assert list(result.predict({n: a.tolist() for n, a in reversed(x.items())}, 1)) == scores.argmax(1).tolist()
+    with pytest.raises(DataError, match="give a dictionary with an array of each"):
+        result.predict(next(iter(x.values())), 1)
+    with pytest.raises(DataError, match=f"the samples: samples of '{next(iter(x))}'.*the network takes"):
+        result.predict({next(iter(x)): x[next(iter(x))]}, 1)
+    path = tmp_path / "personal.safetensors"
+    card = Card(None, model.samples.shape, CLASSES, model.samples.kind, parts=model.samples.parts)
+    save_model(path, model, card)
+    again = load_model(path, model=wild.make())
+    assert np.allclose(again.probabilities(x), scores.double().softmax(1).numpy(), atol=1e-6)
+    assert list(inference.labels(Ready(again.module, again.card.samples), x)) == scores.argmax(1).tolist()
+
+
+def test_whole_numbers_beside_others_are_exact_or_refused() -> None:
+    big = {"a": np.array([[2**24]]), "b": np.array([[0.5]])}
+    with pytest.raises(DataError, match="'a' holds 16777216"):
+        pack(big, "client 'x'")
+    alone, parts = pack({"a": big["a"], "flag": np.array([True])}, "client 'x'")
+    assert alone.tolist() == [[2**24, 1]]
+    assert [(p.dtype, p.shape) for p in parts] == [("int64", (1,)), ("bool", ())]
+
+
+@pytest.mark.parametrize(
+    ("clients", "words"),
+    [
+        ([({"a": [[1.0]], "b": [[1], [2]]}, [0])], "different numbers of samples"),
+        ([({}, [0])], "without arrays"),
+        ([({"a": [["x"]]}, [0])], "'a' is <U1"),
+        ([({"a": [[1.0]]}, [0]), ([[1.0]], [1])], "they must be alike"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(clients: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        fk.run("fedavg", model=NETWORKS["numbers and categories"].make, clients=clients, **QUICK)
+
+
+def test_several_parts_need_a_network_of_ones_own_that_takes_them() -> None:
+    clients = clients_of(NETWORKS["numbers and categories"].data)
+    with pytest.raises(UsageError, match=r"the samples have several parts \('x_num'"):
+        fk.run("fedavg", clients=clients, **QUICK)
+    with pytest.raises(UsageError, match=r"the parts x_num, x_cat, and EarlyExit.forward takes x: give the parts"):
+        fk.run("fedavg", model=NETWORKS["early exit"].make, clients=clients, **QUICK)
+
+
+class Returns(nn.Module):
+    def __init__(self, what: Any) -> None:
+        super().__init__()
+        self.fc, self.what = nn.Linear(5, CLASSES), what
+
+    def forward(self, x: Tensor) -> Any:
+        return self.what(self.fc(x))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [lambda y: (y, None), lambda y: [None, y], lambda y: {"logits": y}, lambda y: SimpleNamespace(logits=y)],
+    ids=["tuple", "list", "mapping", "object"],
+)
+def test_scores_may_come_in_company(what: Any) -> None:
+    clients = clients_of(numbers(5))
+    plain = fk.run("fedavg", model=lambda: Returns(lambda y: y), clients=clients, **QUICK)
+    found = fk.run("fedavg", model=lambda: Returns(what), clients=clients, **QUICK)
+    assert torch.equal(found.personal(0)(torch.ones(2, 5)), plain.personal(0)(torch.ones(2, 5)))
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (lambda y: {"scores": y}, "Returns returns a dict with 'scores': a network must return its class scores"),
+        (lambda y: None, "Returns returns a NoneType"),
+        (lambda y: (), "Returns returns a tuple"),
+    ],
+)
+def test_what_holds_no_scores_is_named(what: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        fk.run("fedavg", model=lambda: Returns(what), clients=clients_of(numbers(5)), **QUICK)
+
+
+@pytest.mark.parametrize("given", ["network", "class"])
+def test_lazy_layers_take_their_sizes_from_the_samples_and_their_weights_from_the_seed(given: str) -> None:
+    norm = [nn.LazyBatchNorm2d()] if given == "class" else []
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.LazyConv2d(4, 3), *norm, nn.ReLU(), nn.Flatten(), nn.LazyLinear(CLASSES))
+
+    def rows(seed: int) -> Tensor:
+        model = make() if given == "network" else make
+        result = fk.run("fedavg", model=model, clients=clients_of(images), seed=seed, **QUICK)
+        return result.personal(0).network[0].weight
+
+    assert torch.equal(rows(0), rows(0))
+    assert not torch.equal(rows(0), rows(1))
+    if given == "network":
+        with pytest.raises(UsageError, match="run it once on a few samples before, or give its class"):
+            fk.run("fedavg", model=nn.Sequential(nn.LazyBatchNorm2d()), clients=clients_of(images), **QUICK)

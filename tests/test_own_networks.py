@@ -348,7 +348,6 @@ def old_weight_norm() -> nn.Module:
         (nn.Sequential(nn.BatchNorm2d(6), nn.Linear(6, 4)), None, r"cannot take samples of shape \(6,\): expected 4D"),
         (nn.Sequential(nn.BatchNorm2d(6), nn.Linear(6, 4)), "", r"cannot take samples of shape \(6,\): expected 4D"),
         (old_weight_norm(), None, "Sequential cannot be copied.*parametrizations"),
-        (nn.LSTM(6, 4), "", "returns a tuple"),
         (nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Linear(1, 4)), None, r"returns shape \(6, 6, 4\)"),
     ],
     ids=lambda v: v if isinstance(v, str) else type(v).__name__,

@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations
 
 from fedkin.compute.program import Program
 from fedkin.compute.vmapped import Vmapped
-from fedkin.data.parts import pack
 from fedkin.models.inputs import one_tensor
+from fedkin.parts import pack
 
 CLASSES = 3
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.data.parts import Part, pack
 from fedkin.errors import DataError
+from fedkin.parts import Part, pack
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]

@@ -16,7 +16,6 @@ from fedkin.data.columns import Table, from_frame, is_frame, read_table
 from fedkin.data.dataset import Array, Dataset, Ints, as_samples, checked_labels, encode_labels
 from fedkin.data.files import MissingFile, column, read_npz
 from fedkin.data.partition import Deal, Partition
-from fedkin.data.parts import Part, pack, words_of
 from fedkin.data.split import (
     Split,
     check_names,
@@ -29,6 +28,7 @@ from fedkin.data.split import (
     split_deal,
 )
 from fedkin.errors import DataError, UsageError
+from fedkin.parts import Part, pack, words_of
 
 KINDS = (".npz", ".parquet", ".csv")
 PAIR, FOUR = ("x", "y"), ("x_train", "y_train", "x_test", "y_test")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkin.data.parts import Part
 from fedkin.errors import UsageError
+from fedkin.parts import Part
 
 
 class _Unpack:

@@ -7,27 +7,33 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from fedkin.data.parts import Part
 from fedkin.errors import UsageError
 from fedkin.models.inputs import one_tensor
+from fedkin.parts import Part
 
 Given = nn.Module | Callable[[], nn.Module]
 """A network, or its class or a function that makes one."""
 
 
 def first_network(
-    given: Given, seed: int, init: Literal["seed", "given"], parts: Sequence[Part] = ()
+    given: Given,
+    seed: int,
+    init: Literal["seed", "given"],
+    parts: Sequence[Part] = (),
+    example: Tensor | None = None,
 ) -> tuple[nn.Module, str | None]:
     """The network a run starts with, on the CPU, and what a user should know about its first weights. `parts`: of its
-    samples, where it has several inputs.
+    samples, where it has several inputs; `example`: some of them, by which lazy layers find their sizes.
 
     A class or function is called with PyTorch's generator set to `seed`. Of a network, a copy: with init="seed" the
     parameters that learn are drawn anew by each layer's own `reset_parameters`, where every layer has one."""
     if not isinstance(given, nn.Module):
-        return one_tensor(_made(given, seed, init), parts), None
-    network, kind = one_tensor(_copied(given), parts), type(given).__name__
+        made = one_tensor(_made(given, seed, init), parts)
+        return _copied(_sized(made, seed, example)), None
+    network, kind = _sized(one_tensor(_copied(given), parts), seed, example), type(given).__name__
     if init == "given":
         return network, f"{kind} starts with the weights it came with, the same at every seed (init='given')"
     odd = draw_anew(network, seed)
@@ -84,10 +90,35 @@ def _made(make: Callable[[], nn.Module], seed: int, init: str) -> nn.Module:
             ) from error
     if not isinstance(network, nn.Module):
         raise UsageError(f"model={name} made a {type(network).__name__}, not an nn.Module")
-    return _copied(network)
+    return network
+
+
+def _lazy(network: nn.Module) -> bool:
+    return any(is_lazy(t) for t in (*network.parameters(), *network.buffers()))
+
+
+def _sized(network: nn.Module, seed: int, example: Tensor | None) -> nn.Module:
+    """Lazy layers take their sizes from a first pass, and their first weights from the seed."""
+    if example is None or not _lazy(network):
+        return network
+    training = network.training
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        try:
+            network.eval()(example.contiguous())
+        except Exception as error:  # a layer may raise anything
+            raise UsageError(
+                f"{type(network).__name__} cannot take samples of shape {tuple(example.shape[1:])}: {error}"
+            ) from error
+    return network.train(training)
 
 
 def _copied(network: nn.Module) -> nn.Module:
+    if any(is_lazy(b) for b in network.buffers()):
+        raise UsageError(
+            f"{type(network).__name__} has a lazy BatchNorm that has no size yet, and PyTorch cannot copy it: run it "
+            "once on a few samples before, or give its class"
+        )
     try:
         return copy.deepcopy(network).cpu()
     except Exception as error:  # a module may hold anything

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedkin.errors import DataError
+from fedkin.parts import Array, Part, pack, words_of
 
 Kind = Literal["uint8", "float32", "int64"]
 WORDS = {"uint8": "pixels (uint8)", "float32": "numbers (float32)", "int64": "token ids (int64)"}
@@ -25,13 +27,22 @@ class Samples:
     mean: float = 0.5
     std: float = 0.5
     vocabulary: int = 0
+    parts: tuple[Part, ...] = ()
 
     def names(self) -> tuple[str, ...]:
         """What each output stands for."""
         return self.class_names or tuple(str(i) for i in range(self.classes))
 
+    def packed(self, x: Mapping[str, Any]) -> Array:
+        """Samples of several parts as one array."""
+        if not self.parts:
+            raise DataError("the model takes samples as one array, not as a dictionary")
+        return pack(x, "the samples", self.parts)[0]
+
     def check(self, kind: str, shape: tuple[int, ...]) -> None:
         """DataError unless this is a batch of such samples; `kind`: a type's name."""
+        if self.parts and tuple(shape[1:]) != self.shape:
+            raise DataError(f"the model takes {words_of(self.parts)}: give a dictionary with an array of each")
         if kind == self.kind and tuple(shape[1:]) == self.shape:
             return
         takes = f"the model takes {WORDS[self.kind]} of shape {self.shape} a sample"
@@ -58,7 +69,9 @@ class Ready(nn.Module):
     def names(self) -> tuple[str, ...]:
         return self.samples.names()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Mapping[str, Any]) -> Tensor:
+        if isinstance(x, Mapping):
+            x = torch.from_numpy(self.samples.packed(x))
         if self.samples.kind == "float32" and x.is_floating_point():
             x = x.to(torch.float32)
         elif self.samples.kind == "int64" and not x.is_floating_point():

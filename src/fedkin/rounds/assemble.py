@@ -30,6 +30,7 @@ from fedkin.robust import Adversary, DataAttack, ServerSide, Watched, make_attac
 from fedkin.rounds import footprint
 from fedkin.rounds.choices import (
     average_of,
+    example_of,
     load_data,
     network_of,
     pick_device,
@@ -188,7 +189,7 @@ def make_job(
         point_of(config, type(server)),
     )
     x, names = dataset.x.dtype.name, tuple(dataset.class_names)
-    normal = (dataset.mean, dataset.std, dataset.vocabulary)
+    normal = (dataset.mean, dataset.std, dataset.vocabulary, dataset.parts)
     taken = Samples(dataset.shape, x, dataset.classes, names, *normal)  # type: ignore[arg-type]
     benign = adversary is not None and not adversary.counted
     counted = Clients(np.flatnonzero(~adversary.malicious()), samples) if adversary is not None and benign else fed.all
@@ -196,9 +197,3 @@ def make_job(
     return Job(
         config, prepared, server, fed, site, engine, network, taken, options, sizes, counted, adversary=adversary
     )
-
-
-def example_of(dataset: Dataset) -> Tensor:
-    """A few inputs of a network for such data."""
-    few = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
-    return few.batch(torch.arange(len(few.y)))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fedkin.compute.batches import Source
 from fedkin.compute.optim import SGD, Adam, Optimiser
 from fedkin.compute.probe import require_bf16
 from fedkin.compute.work import Precision
@@ -31,6 +32,7 @@ from fedkin.errors import UsageError, unknown
 from fedkin.methods import Method
 from fedkin.models import Given, build, default_model, first_network
 from fedkin.options import named_spec
+from fedkin.parts import words_of
 from fedkin.robust import Watched, make_rule
 from fedkin.rounds.settings import of_split, refuse
 
@@ -140,12 +142,23 @@ def split_of(config: Config, dataset: Dataset, partition: Partition | None = Non
 def network_of(config: Config, dataset: Dataset, model: Given | None) -> tuple[nn.Module, str, list[str]]:
     """The network a run starts with, what it is called, and what is to be said about its first weights."""
     if model is not None:
-        network, remark = first_network(model, config.seed, config.init, dataset.parts)
+        network, remark = first_network(model, config.seed, config.init, dataset.parts, example_of(dataset))
         return network, type(network).__name__, [remark] if remark is not None else []
     if config.init == "given":
         raise UsageError(
             "init='given' keeps the weights of a network of your own (model=Net() from Python); a named "
             "one has none to keep"
         )
+    if dataset.parts:
+        raise UsageError(
+            f"the samples have several parts ({words_of(dataset.parts)}): give a network that takes them, "
+            "model=Net, with arguments of these names"
+        )
     name = config.model or default_model(dataset.shape, dataset.vocabulary)
     return build(name, dataset.shape, dataset.classes, dataset.vocabulary, config.seed), name, []
+
+
+def example_of(dataset: Dataset) -> Tensor:
+    """A few inputs of a network for such data."""
+    few = Source(dataset.x[:6], dataset.y[:6], torch.device("cpu"), dataset.mean, dataset.std)
+    return few.batch(torch.arange(len(few.y)))

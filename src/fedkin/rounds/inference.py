@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,12 @@ def labels(model: Ready, x: Any) -> Array:
 
 
 def as_given(x: Any, samples: Samples) -> Array:
-    """An array, tensor or list as the array that the model takes; DataError where it is not of that kind."""
+    """An array, tensor or list (of each part, where samples have several) as the array that the model takes; DataError
+    where it is not of that kind."""
+    if isinstance(x, Mapping):
+        return samples.packed(x)
+    if samples.parts:
+        samples.check("", ())
     try:
         array = x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
     except ValueError as error:

@@ -25,7 +25,9 @@ from torch import Tensor, nn
 from fedkin.data.dataset import Array, Dataset
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.models import MODELS, Ready, Samples, build
+from fedkin.models.inputs import one_tensor
 from fedkin.models.ready import WORDS, Kind
+from fedkin.parts import Part
 from fedkin.rounds import inference
 
 FORMAT = 1
@@ -52,6 +54,7 @@ class Card:
     site: str = ""
     round: int = 0
     seed: int = 0
+    parts: tuple[Part, ...] = ()  # of a sample, where the network has several inputs
 
     @classmethod
     def of(cls, dataset: Dataset, model: str | None, **facts: Any) -> Card:
@@ -66,13 +69,15 @@ class Card:
             std=dataset.std,
             class_names=tuple(dataset.class_names),
             columns=dataset.columns,
+            parts=dataset.parts,
             **facts,
         )
 
     @property
     def samples(self) -> Samples:
         """What goes in, and what comes out."""
-        return Samples(self.shape, self.kind, self.classes, self.class_names, self.mean, self.std, self.vocabulary)
+        normal = (self.mean, self.std, self.vocabulary, self.parts)
+        return Samples(self.shape, self.kind, self.classes, self.class_names, *normal)
 
     def names(self) -> tuple[str, ...]:
         """What each output stands for."""
@@ -161,7 +166,7 @@ def _fitting(path: Path, card: Card, slices: Mapping[str, Any], given: nn.Module
     """The network the weights belong to. The shapes are compared before it takes any memory."""
     if given is not None:
         _compare(path, tensors_of(given), slices)
-        return given
+        return one_tensor(given, card.parts)
     if card.model is None:
         raise UsageError(
             f"{path} holds the weights of your own network: load it in Python with "
@@ -202,10 +207,12 @@ def _card(path: Path, metadata: Mapping[str, str] | None) -> Card:
         if version != FORMAT:
             raise DataError(f"{path}: format {version!r}, this FedKin reads {FORMAT}; use a matching version")
         values.setdefault("columns", [])  # files from before columns went by name
+        values.setdefault("parts", [])  # and from before there were any
         if set(values) != {f.name for f in fields(Card)}:
             raise ValueError(f"keys {', '.join(sorted(values))}")
         for key in ("shape", "class_names", "columns"):
             values[key] = tuple(values[key])
+        values["parts"] = tuple(Part(p["name"], tuple(p["shape"]), p["dtype"]) for p in values["parts"])
         card = Card(**values)
         _check_card(card)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -223,7 +230,13 @@ def _check_card(card: Card) -> None:
             raise ValueError(f"{name}={value!r}")
     if not 1 <= len(card.shape) <= 4 or any(type(n) is not int or not 1 <= n <= 10**6 for n in card.shape):
         raise ValueError(f"shape={card.shape!r}")
-    if card.kind not in WORDS or (card.kind == "int64") != bool(card.vocabulary):
+    for part in card.parts:
+        whole_shape = all(type(n) is int and 1 <= n <= 10**6 for n in part.shape)
+        if part.dtype not in ("int64", "float32", "bool") or not whole_shape or not isinstance(part.name, str):
+            raise ValueError(f"part={part!r}")
+    if card.parts and card.shape != (sum(part.width for part in card.parts),):
+        raise ValueError(f"shape {card.shape}, but parts of {sum(part.width for part in card.parts)} numbers")
+    if card.kind not in WORDS or (card.kind == "int64" and not card.parts) != bool(card.vocabulary):
         raise ValueError(f"kind={card.kind!r} with vocabulary={card.vocabulary!r}")
     if any(not isinstance(text, str) or len(text) > 1000 for text in texts):
         raise ValueError("a name that is no text, or longer than 1000 characters")
