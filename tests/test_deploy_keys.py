@@ -384,7 +384,7 @@ def test_the_server_says_when_its_certificates_end(tmp_path: Path, monkeypatch: 
 
 
 def test_the_list_is_read_again_when_it_changes(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    roll = keys.Roll(folder)
+    roll = keys.AdmittedSites(folder)
     known, other = (keys.sites(folder)[name].fingerprint for name in ("siteA", "siteB"))
     assert roll.allows("siteA", known)
     assert not roll.allows("siteB", known)

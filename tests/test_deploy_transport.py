@@ -29,7 +29,7 @@ from fedkin.cli.application import app
 from fedkin.deploy import authority, door, link, node
 from fedkin.deploy import certificates as keys
 from fedkin.deploy.certificates import Identity, identity_of
-from fedkin.deploy.door import Crowd
+from fedkin.deploy.door import UnprovenPeers
 from fedkin.deploy.link import Arrived, Link, Lost
 from fedkin.deploy.node import Node, Refused, Unreachable, client_context
 from fedkin.errors import DataError, FedKinError, UsageError
@@ -423,7 +423,7 @@ def test_replayed_traffic_is_nothing(folder: Path) -> None:
 
 
 def test_the_crowd_loses_the_oldest_of_the_address_that_has_most() -> None:
-    crowd = Crowd[int](5)
+    crowd = UnprovenPeers[int](5)
     assert [crowd.add(n, a) for n, a in enumerate(["x", "y", "x", "y", "x"])] == [None] * 5
     assert crowd.add(5, "z") == 0
     assert crowd.add(6, "z") == 1  # x, y and z have two each: the one whose oldest is oldest
@@ -434,7 +434,7 @@ def test_the_crowd_loses_the_oldest_of_the_address_that_has_most() -> None:
 
 
 def test_the_crowd_never_grows_and_spares_other_addresses() -> None:
-    rng, crowd, kind = random.Random(0), Crowd[int](20), int
+    rng, crowd, kind = random.Random(0), UnprovenPeers[int](20), int
     quiet = [kind(n) for n in range(3)]
     for one in quiet:
         crowd.add(one, f"site-{one}")

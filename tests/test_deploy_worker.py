@@ -32,9 +32,9 @@ from fedkin.deploy.sites import Facts, Sites, delivery, fitting, together
 from fedkin.deploy.state import Stamp, Vault
 from fedkin.deploy.wire import Parcel, pack, unpack
 from fedkin.deploy.worker import Worker
-from fedkin.engines.conduct import Register
+from fedkin.engines.conduct import ConductRecord
 from fedkin.engines.rehearsal import most_bytes
-from fedkin.engines.remote import Arrival, Bounds, Delivery, Invalid, Remote, Terms, TooFew, believable
+from fedkin.engines.remote import Arrival, Bounds, Delivery, Invalid, Remote, Terms, TooFew, plausible_measurements
 from fedkin.errors import DataError, FedKinError
 from fedkin.methods.ditto import Ditto
 from fedkin.rounds import comparable
@@ -439,7 +439,7 @@ def test_the_start_names_the_flag_that_goes_on_with_those_who_came() -> None:
 
 def test_a_site_that_declines_does_not_prevent_the_start_where_fewer_are_enough() -> None:
     sites = gathering(FACTS, {**FACTS, "site": "lima"})
-    sites.seat(list(sites.facts.values()), "run", 1, lambda place: ({}, {}))
+    sites.fix_clients(list(sites.facts.values()), "run", 1, lambda place: ({}, {}))
     sites._ready, sites.trouble = {0}, {"lima": "its disk is full"}
     with pytest.raises(FedKinError, match=r"'lima' cannot take part: its disk is full.*--least 1"):
         sites.assemble(60, 2)
@@ -528,7 +528,7 @@ def test_measurements_that_cannot_be_true_do_not_count() -> None:
     of = torch.tensor([[8.0], [8.0], [800.0], [8.0]])
     loss = torch.tensor([0.5, 0.1, 0.1, torch.nan])
     answer = Answer(np.arange(4), {"correct": right, "count": of, "loss": loss})
-    correct, count, losses, why = believable(answer, [8, 8, 8, 8])
+    correct, count, losses, why = plausible_measurements(answer, [8, 8, 8, 8])
     assert correct.tolist() == [5, 0, 0, 0]
     assert count.tolist() == [8, 0, 0, 0]
     assert losses[0] == pytest.approx(0.5)
@@ -543,7 +543,7 @@ def test_measurements_that_cannot_be_true_do_not_count() -> None:
 def test_no_measurement_ends_the_server(name: str, value: float) -> None:
     said = {"correct": torch.tensor([[5.0], [5.0]]), "count": torch.tensor([[8.0], [8.0]]), "loss": torch.ones(2)}
     said[name][1] = value
-    correct, count, _, why = believable(Answer(np.arange(2), dict(said)), [8, 8])
+    correct, count, _, why = plausible_measurements(Answer(np.arange(2), dict(said)), [8, 8])
     assert (correct[0], count[0]) == (5, 8)
     assert np.isfinite(correct).all()
     assert (1 in why) == (count[1] == 0)
@@ -552,9 +552,11 @@ def test_no_measurement_ends_the_server(name: str, value: float) -> None:
 @pytest.mark.parametrize("wrong", [torch.zeros(1, 1), torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1)])
 def test_measurements_of_another_shape_count_for_nobody(wrong: Tensor) -> None:
     answer = Answer(np.arange(1), {"correct": wrong, "count": torch.ones(1, 2), "loss": torch.ones(1)})
-    correct, count, _, why = believable(answer, [8])
+    correct, count, _, why = plausible_measurements(answer, [8])
     assert (correct[0], count[0], list(why)) == (0, 0, [0])
-    assert believable(Answer(np.arange(1), {}), [8])[3] == {0: "sent [] instead of ['correct', 'count', 'loss']"}
+    assert plausible_measurements(Answer(np.arange(1), {}), [8])[3] == {
+        0: "sent [] instead of ['correct', 'count', 'loss']"
+    }
 
 
 # ---------------------------------------------------------------- an exchange
@@ -690,7 +692,7 @@ def test_sites_that_fail_are_asked_less_and_less_often() -> None:
 
 
 def test_a_good_reply_makes_up_for_everything() -> None:
-    register = Register(2, pause=1.0, most=3)
+    register = ConductRecord(2, pause=1.0, most=3)
     assert not register.failed(0, "a", 10.0, invalid=True)
     assert register.paused(0, 10.9) == "not asked for another 0 s: it failed once, last: a"
     assert register.paused(0, 11.0) is None
@@ -703,7 +705,7 @@ def test_a_good_reply_makes_up_for_everything() -> None:
         assert not register.failed(0, "out of memory", 100.0)  # failing is no crime, only boring
     assert "another 60 s" in str(register.paused(0, 100.0))
     assert [register.failed(1, "rubbish", 0.0, invalid=True) for _ in range(3)] == [False, False, True]
-    late = Register(1, pause=0.2, most=0)
+    late = ConductRecord(1, pause=0.2, most=0)
     late.failed(0, "silent", 0.0, waited=600.0)
     assert late.paused(0, 1.0) is None  # once may be bad luck
     assert not any(late.failed(0, "silent", 0.0, True, 600.0) for _ in range(50))

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fedkin as fk
 from fedkin.cli.application import app
 from fedkin.rounds import Accuracy, RoundRecord
-from fedkin.rounds.divergence import Broken, Refusal, at_chance, divergence, out_of_hand
+from fedkin.rounds.divergence import BrokenLosses, Refusal, at_chance, divergence, loss_out_of_hand
 from fedkin.runs.folder import RunFolder
 from fedkin.testing import finished, job_of
 
@@ -72,14 +72,16 @@ def test_a_loss_that_was_large_before_anything_was_learnt_is_no_divergence() -> 
     assert divergence(high, [], 10, 10.0, first_loss=lambda: 24.5) is None
     assert divergence(high, [], 10, 10.0, first_loss=lambda: 12.0) is not None
     assert divergence(FINE, [], 10, 10.0, first_loss=unasked) is None
-    assert "is 24.5" in str(out_of_hand(high[1], 10, lambda: 2.3))
-    assert out_of_hand(high[1], 10, lambda: 12.0) is None
-    assert out_of_hand(FINE[1], 10, unasked) is None
+    assert "is 24.5" in str(loss_out_of_hand(high[1], 10, lambda: 2.3))
+    assert loss_out_of_hand(high[1], 10, lambda: 12.0) is None
+    assert loss_out_of_hand(FINE[1], 10, unasked) is None
 
 
 def test_whose_loss_broke_is_said() -> None:
     lost = [replace(FINE[0], train_loss=math.inf), FINE[1]]
-    one, most = (str(divergence(lost, [], 10, 10.0, broken=[Broken(1, "training", n, 6, "ward-3")])) for n in (1, 4))
+    one, most = (
+        str(divergence(lost, [], 10, 10.0, broken=[BrokenLosses(1, "training", n, 6, "ward-3")])) for n in (1, 4)
+    )
     assert "the training loss of 1 of 6 clients (ward-3) was not finite after round 1; the others' was" in one
     assert "the training loss of 4 of 6 clients (ward-3 first) was not finite after round 1; a smaller" in most
 

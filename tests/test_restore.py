@@ -54,7 +54,7 @@ class InPerson:
     def __init__(self, workers: Sequence[Worker], facts: Sequence[Facts]) -> None:
         self.workers, self.facts, self.came, self.attempt = workers, facts, dict[int, Arrival](), time.time_ns() >> 10
 
-    def seat(self, job: Job, folder: Path) -> None:
+    def fix_clients(self, job: Job, folder: Path) -> None:
         """All take part, from where the server is; what it could go back to is told with every message."""
         told = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}
         for place, worker in enumerate(self.workers):
@@ -133,8 +133,8 @@ def stopped(make: Make, where: Path, at: int = 5) -> RunFolder:
 
 
 def followed(job: Job, recorder: Recorder, on_event: Any = None) -> Result:
-    if isinstance(job.engine, Remote) and isinstance(job.engine.post, InPerson):
-        job.engine.post.seat(job, recorder.folder)
+    if isinstance(job.engine, Remote) and isinstance(job.engine.carrier, InPerson):
+        job.engine.carrier.fix_clients(job, recorder.folder)
     return follow(job, recorder, on_event)
 
 

@@ -32,25 +32,25 @@ from fedkin.engines.remote import Arrival, Bounds, Delivery, Remote, Terms
 class Watched:
     """The post, with a stopwatch: `worked` holds what each site says it took."""
 
-    post: Sites
+    carrier: Sites
     worked: dict[int, float] = field(default_factory=dict)
 
     def send(
         self, ids: Sequence[int], message: Mapping[str, object], fields: Mapping[str, Any], bounds: Bounds
     ) -> dict[int, str]:
         self.worked = {}
-        return self.post.send(ids, message, fields, bounds)
+        return self.carrier.send(ids, message, fields, bounds)
 
     def collect(self) -> dict[int, Arrival]:
-        came = self.post.collect()
+        came = self.carrier.collect()
         self.worked |= {c: float(d.fields["seconds"]) for c, d in came.items() if isinstance(d, Delivery)}
         return came
 
     def cancel(self, ids: Sequence[int]) -> None:
-        self.post.cancel(ids)
+        self.carrier.cancel(ids)
 
     def present(self, client: int) -> bool:
-        return self.post.present(client)
+        return self.carrier.present(client)
 
 
 def measure(clients: int, side: int, model: str, phases: int, insecure: bool = False) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _phases(link: Any, serving: Serving, model: str, phases: int, clients: int) 
     link.link.limit = 8 * 4 * job.site.layout.width
     settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}
     shared = {"config": settings, "labels": list(range(10)), "transport": "fp32", "round": 0}
-    sites.seat(facts, "measure", 1, lambda place: (shared, {"initial": job.site.initial}))
+    sites.fix_clients(facts, "measure", 1, lambda place: (shared, {"initial": job.site.initial}))
     sites.assemble(300, clients)
     spent, down, up = [], 0, 0
     for _ in range(phases):

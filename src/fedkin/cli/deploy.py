@@ -233,7 +233,7 @@ def client(
         raise UsageError(f"--name {name}: the certificate {identity.certificate} is that of {found!r}")
 
     use_plugins(plugin)
-    from fedkin.deploy.client import Where, serve
+    from fedkin.deploy.client import ServerToJoin, serve
     from fedkin.deploy.joining import TRAVELS
     from fedkin.deploy.policy import Policy
     from fedkin.deploy.worker import Worker
@@ -254,7 +254,7 @@ def client(
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     signal.signal(signal.SIGTERM, _interrupt)  # so that it says goodbye
     try:
-        serve(worker, Where(shown, identity, give_up), _line, stay)
+        serve(worker, ServerToJoin(shown, identity, give_up), _line, stay)
     except KeyboardInterrupt:
         _line("stopped; what this site keeps is in its folder, start it again to go on")
         raise typer.Exit(130) from None

@@ -205,10 +205,10 @@ class Program:
         if self.aliases:
             tensors = {**tensors, **{n: tensors[one] for n, one in self.aliases.items() if one in tensors}}
         for op in self._on_gpu if ours else self.ops:
-            inputs = [_look(v, seen) for v in op.inputs]
+            inputs = [_replaced(v, seen) for v in op.inputs]
             if op.layer is None:
                 assert op.function is not None
-                seen[op.name] = op.function(*inputs, **{k: _look(v, seen) for k, v in op.options.items()})
+                seen[op.name] = op.function(*inputs, **{k: _replaced(v, seen) for k, v in op.options.items()})
             elif type(op.layer) in RULES:
                 here = replace(context, salt=op.salt) if type(op.layer) is nn.Dropout else context
                 rule, alone = RULES[type(op.layer)], op.target in self._alone
@@ -259,13 +259,13 @@ class _Result:
     name: str
 
 
-def _look(value: Any, seen: Mapping[str, Any]) -> Any:
+def _replaced(value: Any, seen: Mapping[str, Any]) -> Any:
     if isinstance(value, fx.Node | _Result):
         return seen[value.name]
     if isinstance(value, tuple):
-        return tuple(_look(v, seen) for v in value)
+        return tuple(_replaced(v, seen) for v in value)
     if isinstance(value, list):
-        return [_look(v, seen) for v in value]
+        return [_replaced(v, seen) for v in value]
     return value
 
 

@@ -97,7 +97,7 @@ def sites(folder: str | Path) -> Mapping[str, KnownSite]:
     return found
 
 
-class Roll:
+class AdmittedSites:
     """Who may join, now: `sites.json` as it is, looked at again whenever it has changed. A list that cannot be read
     lets nobody in."""
 

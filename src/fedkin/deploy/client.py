@@ -19,7 +19,7 @@ LET_IN = 120.0  # seconds to keep knocking where the server says no: one that di
 
 
 @dataclass(frozen=True)
-class Where:
+class ServerToJoin:
     """The server, and how this site proves itself to it. `give_up`: seconds without a server before it ends."""
 
     server: str
@@ -27,7 +27,7 @@ class Where:
     give_up: float | None = None
 
 
-def serve(worker: Worker, where: Where, say: Say, stay: bool = False) -> None:
+def serve(worker: Worker, where: ServerToJoin, say: Say, stay: bool = False) -> None:
     """Take part until the run is over (or, with `stay`, in one run after another)."""
     wait, last_seen, refused_since = 0.5, time.monotonic(), None
 

@@ -73,7 +73,7 @@ def server_context(folder: Path) -> ssl.SSLContext:
     return context
 
 
-class Crowd(Generic[T]):
+class UnprovenPeers(Generic[T]):
     """Those who have not proved who they are, oldest first."""
 
     def __init__(self, most: int) -> None:
@@ -205,7 +205,7 @@ class Door:
 
     def __init__(self, context: ssl.SSLContext | None, handle: Handler, gone: Callable[[Connection], None]) -> None:
         self._context, self._handle, self._gone = context, handle, gone
-        self._crowd = Crowd[asyncio.Task[None]](CROWD)
+        self._crowd = UnprovenPeers[asyncio.Task[None]](CROWD)
         self._tasks = set[asyncio.Task[None]]()
         self._of: dict[Peer, list[Connection]] = {}
         self._past = [0, 0]

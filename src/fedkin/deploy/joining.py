@@ -124,8 +124,8 @@ def join(worker: Worker, message: Parcel) -> tuple[Joined, dict[str, int], str]:
             f"the server says {strange[0][:40]!r}, which this FedKin does not know: both sides need the same"
         )
     config = make_config(given)
-    kind = METHODS[config.method]
-    options = options_of(kind, config.options, config.method)
+    method_class = METHODS[config.method]
+    options = options_of(method_class, config.options, config.method)
     worker.policy.check(config, options)
     dataset, own = _dataset(worker, f.get("labels"), place, config)
     network = build(str(config.model), dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
@@ -139,14 +139,14 @@ def join(worker: Worker, message: Parcel) -> tuple[Joined, dict[str, int], str]:
     source = Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
     parts: Parts = {k: [rows if i == place else rows[:0] for i in range(clients)] for k, rows in own.items()}
     names = [worker.name if i == place else "" for i in range(clients)]
-    site = make_site(config, kind, network, dataset, source, parts, names, precision, initial=initial)
+    site = make_site(config, method_class, network, dataset, source, parts, names, precision, initial=initial)
     vault = Vault(worker.folder, run)
     vault.same_data(worker.data_print)
     stamp, remark = _resume(vault, attempt, begin)
     facts = {"method": config.method, "run": run, "site": worker.name, "seed": config.seed}
     card = Card.of(dataset, config.model, head=site.layout.head_name, **facts)
     transport: Transport = f["transport"] if f.get("transport") in ("fp16", "int8") else "fp32"
-    found = Joined(run, attempt, place, config, kind(options), network, site, card, vault, stamp, transport)
+    found = Joined(run, attempt, place, config, method_class(options), network, site, card, vault, stamp, transport)
     found.load()
     return found, {k: len(rows) for k, rows in own.items()}, remark + frozen
 

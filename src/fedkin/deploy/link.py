@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedkin.deploy.certificates import Roll
+from fedkin.deploy.certificates import AdmittedSites
 from fedkin.deploy.door import Answer, Connection, Door, Stop, server_context
 from fedkin.errors import FedKinError, UsageError
 
@@ -88,7 +88,7 @@ class Link:
             raise UsageError(
                 f"host {host}: without TLS and keys a server serves its own machine alone; use 127.0.0.1, or --keys DIR"
             )
-        self._roll = Roll(keys) if keys is not None else None
+        self._roll = AdmittedSites(keys) if keys is not None else None
         self._door = Door(server_context(keys) if keys is not None else None, self._handle, self._ended)
         self.limit = limit
         self._host, self._port = host, port

@@ -121,7 +121,7 @@ def _serve(
         recorder.log(text)
         say(text)
 
-    sites.speak(log)
+    sites.report_to(log)
     engine.say = log
     attempt = int(time.time() * 1000)
     settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}
@@ -136,7 +136,7 @@ def _serve(
         values = as_values(job.model) if trunk else {}
         return {**shared, "round": job.fed.round}, {"initial": job.site.initial, **values}
 
-    sites.seat(facts, recorder.folder.name, attempt, invitation)
+    sites.fix_clients(facts, recorder.folder.name, attempt, invitation)
     sites.assemble(serving.wait, least)
     result = follow(job, recorder, on_event, signals, say, None, None)
     sites.dismiss()
@@ -180,11 +180,11 @@ def _check(config: Config) -> None:
     for name, usual in ONLY_SIMULATED.items():
         if getattr(config, name) != usual:
             raise UsageError(f"{name}={getattr(config, name)!r} is for simulations: real sites bring their own trouble")
-    kind = METHODS[config.method]
+    method_class = METHODS[config.method]
     refuse(
         config,
         {
-            **idle(config, kind, options_of(kind, config.options, config.method), None),
+            **idle(config, method_class, options_of(method_class, config.options, config.method), None),
             **dict.fromkeys(OF_THE_SITES, "the sites bring their own data; leave it out"),
         },
     )
@@ -196,10 +196,10 @@ def _bound(link: Link, job: Job, serving: Serving) -> None:
 
 def prepare_deployed(config: Config, facts: Sequence[Facts], engine: Remote) -> Job:
     """What `rounds.prepare` does, without any data: the network, the method's server half, the books."""
-    kind = METHODS[config.method]
-    options = options_of(kind, config.options, config.method)
+    method_class = METHODS[config.method]
+    options = options_of(method_class, config.options, config.method)
     if config.validation_share is None:
-        config = replace(config, validation_share=kind.holdout)
+        config = replace(config, validation_share=method_class.holdout)
     shape, dtype, labels = together(facts)
     like = Dataset("sites", np.zeros((6, *shape), dtype), np.zeros(6, np.int64), len(labels), tuple(map(str, labels)))
     network, name, _ = network_of(config, like, None)
@@ -207,12 +207,14 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: Remote) -> 
     empty = [np.zeros(0, np.int64) for _ in facts]  # which samples: only the sites know
     parts: Parts = {"train": empty, "validation": empty, "test": empty}
     names = [f.name for f in facts]
-    site = make_site(config, kind, network, like, nothing, parts, names, "fp32")
+    site = make_site(config, method_class, network, like, nothing, parts, names, "fp32")
     shares = (config.test_share, config.validation_share or 0.0)
     sizes = [(train, test) for train, _, test in (split_sizes(f.samples, f.tests, *shares) for f in facts)]
     resolved = replace(config, clients=len(facts), model=name, data="sites", partition="natural")
-    job = make_job(resolved, kind(options), network, like, site, engine, sizes, digest(facts), average_of(config))
-    engine.rehearse = Rehearsal(site, kind(options), shape, dtype)
+    job = make_job(
+        resolved, method_class(options), network, like, site, engine, sizes, digest(facts), average_of(config)
+    )
+    engine.rehearse = Rehearsal(site, method_class(options), shape, dtype)
     engine.tests, engine.alive = [test for _, test in sizes], lambda: job.fed.alive.ids.tolist()
     engine.expel = lambda client, why: job.fed.remove([client], why)
     return job

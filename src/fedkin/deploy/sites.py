@@ -123,7 +123,7 @@ def digest(facts: Sequence[Facts]) -> str:
 
 
 class Sites:
-    """Greets, seats and reaches sites; the `Post` of a `Remote`."""
+    """Greets, seats and reaches sites; the `Carrier` of a `Remote`."""
 
     def __init__(
         self, link: Link, say: Say, *, transport: Transport = "fp32", most_classes: int = USUAL_CLASSES
@@ -135,7 +135,7 @@ class Sites:
         self._met: set[int] = set()  # nodes that were greeted
         self._talks: dict[str, tuple[int, str]] = {}  # ticket -> node and what it was asked
         self._calls: dict[str, tuple[int, int]] = {}  # ticket -> client, and bytes that its reply may become
-        self._seats: list[str] = []
+        self._by_number: list[str] = []
         self._ready: set[int] = set()
         self._invitation: Invitation | None = None
         self._furnished = Counter[str]()  # how often a site was sent the frozen weights
@@ -143,7 +143,7 @@ class Sites:
         self._attempt = 0
         self.trouble: dict[str, str] = {}  # why a site could not join, or was not even heard to the end
 
-    def speak(self, say: Say) -> None:
+    def report_to(self, say: Say) -> None:
         """Where to say what happens, from now on."""
         self._say = say
 
@@ -181,9 +181,9 @@ class Sites:
             self._say(f"going on without site {name!r}: {why}")
         return found
 
-    def seat(self, facts: Sequence[Facts], run: str, attempt: int, invitation: Invitation) -> None:
+    def fix_clients(self, facts: Sequence[Facts], run: str, attempt: int, invitation: Invitation) -> None:
         """From now on these are the clients, by their place in the list, and nobody else is let in."""
-        self._seats, self.facts = [f.name for f in facts], {f.name: f for f in facts}
+        self._by_number, self.facts = [f.name for f in facts], {f.name: f for f in facts}
         self._run, self._attempt, self._invitation = run, attempt, invitation
         for name in [n for n in self._nodes if n not in self.facts]:
             self._refuse(self._nodes.pop(name), "the federation is complete without it")
@@ -193,11 +193,11 @@ class Sites:
     def assemble(self, wait: float, least: int) -> None:
         """Wait until all are ready, or for a while and until enough are."""
         until = time.monotonic() + wait
-        while len(self._ready) < len(self._seats):
+        while len(self._ready) < len(self._by_number):
             self.tick()
-            absent = [n for i, n in enumerate(self._seats) if i not in self._ready]
+            absent = [n for i, n in enumerate(self._by_number) if i not in self._ready]
             broken = [n for n in absent if n in self.trouble]
-            rest = len(self._seats) - len(broken)
+            rest = len(self._by_number) - len(broken)
             if rest < least and broken:
                 raise FedKinError(
                     f"site {broken[0]!r} cannot take part: {self.trouble[broken[0]]}; mend that, or {_without(rest)}"
@@ -209,7 +209,7 @@ class Sites:
             if late:
                 ready = len(self._ready)
                 raise FedKinError(
-                    f"{ready} of {len(self._seats)} sites are ready after {wait:g} s; "
+                    f"{ready} of {len(self._by_number)} sites are ready after {wait:g} s; "
                     f"missing: {', '.join(absent)}; bring them, or {_without(ready)}"
                 )
             time.sleep(0.02)
@@ -218,7 +218,7 @@ class Sites:
         """Tell all that the run is over; they keep their models."""
         tickets = {
             self._link.push(self._nodes[name], self._own({"kind": "done"}), TALK)
-            for i, name in enumerate(self._seats)
+            for i, name in enumerate(self._by_number)
             if i in self._ready
         } - {None}
         until = time.monotonic() + wait
@@ -243,8 +243,8 @@ class Sites:
 
     def _lost(self, name: str) -> None:
         self._nodes.pop(name, None)
-        if name in self._seats:
-            self._ready.discard(self._seats.index(name))
+        if name in self._by_number:
+            self._ready.discard(self._by_number.index(name))
             self._say(f"site {name!r}: the connection was lost")
         else:
             self.facts.pop(name, None)
@@ -285,9 +285,9 @@ class Sites:
         process = _text(fields.get("process"))
         if self._nodes.get(name, node) != node and (not process or self._processes.get(name) != process):
             raise DataError(f"a site named {name!r} is connected already")
-        if self._seats and name not in self._seats:
+        if self._by_number and name not in self._by_number:
             raise DataError("the federation is complete without it")
-        if self._seats and self.facts[name] != facts:
+        if self._by_number and self.facts[name] != facts:
             raise DataError("its data are not those it began the run with")
         self._nodes[name], self.facts[name], self._processes[name] = node, facts, process
         self.trouble.pop(name, None)
@@ -296,13 +296,13 @@ class Sites:
 
     def _invite(self, name: str, trunk: bool = False) -> None:
         assert self._invitation is not None
-        fields, values = self._invitation(self._seats.index(name), trunk)
+        fields, values = self._invitation(self._by_number.index(name), trunk)
         whole = {
             "kind": "join",
             "run": self._run,
             "attempt": self._attempt,
-            "place": self._seats.index(name),
-            "clients": len(self._seats),
+            "place": self._by_number.index(name),
+            "clients": len(self._by_number),
             **fields,
         }
         self._talk(self._nodes[name], "join", whole, values)
@@ -318,7 +318,7 @@ class Sites:
             return
         if name is None or fields.get("kind") != "joined":
             raise DataError("its answer to the invitation is none")
-        self._ready.add(self._seats.index(name))
+        self._ready.add(self._by_number.index(name))
         self.trouble.pop(name, None)
         self._say(f"site {name!r} takes part{_text(fields.get('remark'))}")
 
@@ -352,7 +352,7 @@ class Sites:
         common = {"all": pack(shared, {}, self._transport)} if shared else {}
         for place, client in enumerate(ids):
             if client not in self._ready:
-                away[client] = self.trouble.get(self._seats[client], "it is not connected")
+                away[client] = self.trouble.get(self._by_number[client], "it is not connected")
                 continue
             whole = {
                 "kind": "call",
@@ -363,7 +363,7 @@ class Sites:
             }
             mine = pack({k: Each(v.rows[place : place + 1]) for k, v in rows.items()}, whole, self._transport)
             parcels = {**common, "own": mine}
-            ticket = self._link.push(self._nodes[self._seats[client]], parcels, bounds.seconds + MARGIN)
+            ticket = self._link.push(self._nodes[self._by_number[client]], parcels, bounds.seconds + MARGIN)
             if ticket is None:
                 away[client] = "the connection to it was lost"
             else:

@@ -23,7 +23,7 @@ FOLDER = "trunks"
 MARK = "frozen:"  # before a parameter's name, in a message
 
 
-class Lacking(FedKinError):
+class LacksFrozenWeights(FedKinError):
     """The site has not the frozen values that the server means."""
 
 
@@ -50,7 +50,7 @@ def as_values(network: nn.Module) -> dict[str, Tensor]:
 
 def settle(network: nn.Module, wanted: object, sent: Mapping[str, object], folder: Path) -> str:
     """Give a network the frozen values that the server means, in place: its own, those in `folder`, or those that were
-    `sent`; and what is to be said of it. `Lacking` where they are none of these."""
+    `sent`; and what is to be said of it. `LacksFrozenWeights` where they are none of these."""
     own = frozen_of(network)
     if trunk_hash(own) == wanted:
         return ""
@@ -60,7 +60,7 @@ def settle(network: nn.Module, wanted: object, sent: Mapping[str, object], folde
     arrived = {n.removeprefix(MARK): v for n, v in sent.items() if n.startswith(MARK) and isinstance(v, Tensor)}
     found = arrived or _read(kept)
     if found is None:
-        raise Lacking(wanted)
+        raise LacksFrozenWeights(wanted)
     if {n: (v.shape, v.dtype) for n, v in found.items()} != {n: (v.shape, v.dtype) for n, v in own.items()}:
         raise FedKinError("the frozen values that came do not fit this site's network: both sides need the same one")
     if trunk_hash(found) != wanted:
@@ -87,4 +87,4 @@ def _read(path: Path) -> dict[str, Tensor] | None:
         return None
 
 
-__all__ = ["Lacking", "as_values", "frozen_of", "settle", "trunk_hash"]
+__all__ = ["LacksFrozenWeights", "as_values", "frozen_of", "settle", "trunk_hash"]

@@ -30,7 +30,7 @@ from fedkin.deploy.joining import Joined, OwnCohort, join, whole
 from fedkin.deploy.node import LIMIT
 from fedkin.deploy.policy import Declined, Policy, rounded
 from fedkin.deploy.state import Stamp, write_private
-from fedkin.deploy.trunk import Lacking
+from fedkin.deploy.trunk import LacksFrozenWeights
 from fedkin.deploy.wire import Parcel, pack, unpack
 from fedkin.engines.remote import MEASURED
 from fedkin.errors import FedKinError
@@ -182,7 +182,7 @@ class Worker:
     def _join(self, message: Parcel) -> bytes:
         try:
             self.joined, sizes, remark = join(self, message)
-        except Lacking as error:
+        except LacksFrozenWeights as error:
             self.say("sent: that it has not the server's frozen weights; they are sent once")
             return pack({}, {"kind": "lacking", "frozen": str(error)})
         job, config, begin = self.joined, self.joined.config, message.fields["round"]

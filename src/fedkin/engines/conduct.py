@@ -15,7 +15,7 @@ LONGEST = 60.0  # seconds
 
 
 @dataclass
-class Conduct:
+class SiteConduct:
     """One site's: failures and invalid messages in a row, until when it is not asked, and why."""
 
     failures: int = 0
@@ -24,15 +24,15 @@ class Conduct:
     reason: str = ""
 
 
-class Register:
+class ConductRecord:
     """`pause`: seconds after a first failure; `most`: invalid messages in a row before removal, 0: never."""
 
     def __init__(self, sites: int, pause: float, most: int) -> None:
-        self._sites = [Conduct() for _ in range(sites)]
+        self._sites = [SiteConduct() for _ in range(sites)]
         self._pause, self._most = pause, most
 
     def good(self, site: int) -> None:
-        self._sites[site] = Conduct()
+        self._sites[site] = SiteConduct()
 
     def failed(self, site: int, reason: str, now: float, invalid: bool = False, waited: float = 0.0) -> bool:
         """Writes it down; True if that was one invalid message too many. `waited`: seconds that its silence cost."""

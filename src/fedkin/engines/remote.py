@@ -1,6 +1,6 @@
 """Each client on its own machine: `ask` sends one message to every site and waits for what comes back.
 
-How bytes travel is the business of a `Post` (in a deployment, `deploy.sites.Sites`). Here is what an exchange is: it
+How bytes travel is the business of a `Carrier` (in a deployment, `deploy.sites.Sites`). Here is what an exchange is: it
 has a deadline, and no patience for late replies. What a reply must look like is known before it is asked for. A site
 that is not there, dies, answers too late, too much or nonsense is a client that failed, with the reason and its name;
 the round goes on with the others, and soon it is welcome again.
@@ -24,7 +24,7 @@ from torch import Tensor
 from fedkin.compute import keys
 from fedkin.core.federation import Measured, Messages
 from fedkin.core.messages import Answer, Masked, Spec, difference, for_some, gate, rows_for, spec_of, tensor_of
-from fedkin.engines.conduct import Register
+from fedkin.engines.conduct import ConductRecord
 from fedkin.engines.rehearsal import most_bytes
 from fedkin.errors import FedKinError
 
@@ -89,7 +89,7 @@ Rehearse = Callable[..., Spec | str]
 """(phase, message, round) to what one client's reply looks like, or why that cannot be known; see `Rehearsal`."""
 
 
-class Post(Protocol):
+class Carrier(Protocol):
     """Carries messages to sites and back. Sites are known by their number."""
 
     def send(
@@ -112,9 +112,13 @@ class Remote:
     `rehearse` tells what is right; without it, or where it cannot, that is what most of at least two sites send."""
 
     def __init__(
-        self, post: Post, names: Sequence[str], terms: Terms | None = None, checkpoints: Callable[[], list[int]] = list
+        self,
+        carrier: Carrier,
+        names: Sequence[str],
+        terms: Terms | None = None,
+        checkpoints: Callable[[], list[int]] = list,
     ) -> None:
-        self.post, self.names, self.terms, self._checkpoints = post, list(names), terms or Terms(), checkpoints
+        self.carrier, self.names, self.terms, self._checkpoints = carrier, list(names), terms or Terms(), checkpoints
         self.losses = torch.full((len(names),), float("nan"))  # last training loss of each client
         self.client_steps = 0  # training steps of all sites, as they say
         self.rehearse: Rehearse | None = None
@@ -122,7 +126,7 @@ class Remote:
         self.alive: Callable[[], Sequence[int]] = lambda: range(len(self.names))  # all that were not removed
         self.expel: Callable[[int, str], None] = lambda client, why: None  # remove one for good
         # of work and of measurements apart: who measures well has not worked well
-        self.conducts = [Register(len(names), self.terms.pause, self.terms.invalid) for _ in range(2)]
+        self.conducts = [ConductRecord(len(names), self.terms.pause, self.terms.invalid) for _ in range(2)]
         self.voted: dict[str, Spec] = {}  # phases that cannot be rehearsed, and what most sites sent
         self._unknown: set[str] = set()  # those of which that was said
         self.useful: float | None = None  # when a reply could last be used
@@ -146,7 +150,7 @@ class Remote:
         """What can be true of what the sites say; asked once, as long as no work comes between."""
         now = (round, self._asked, report)
         if self._known is None or self._known[0] != now:
-            *found, why = believable(self.measure(ids, report, messages(ids), round), self.tests)
+            *found, why = plausible_measurements(self.measure(ids, report, messages(ids), round), self.tests)
             self._known = now, (Measured(*(values[ids] for values in found)), why)
         return self._known[1]
 
@@ -175,7 +179,7 @@ class Remote:
         self.client_steps += steps
 
 
-def believable(answer: Answer, tests: Sequence[int]) -> tuple[Any, Any, Any, dict[int, str]]:
+def plausible_measurements(answer: Answer, tests: Sequence[int]) -> tuple[Any, Any, Any, dict[int, str]]:
     """Right answers, samples and loss of each site as far as they can be true; zeros and NaN for the others, and why
     (of those that have something to be evaluated by)."""
     kept, why = gate(answer, MEASURED)
@@ -200,9 +204,9 @@ class _Exchange:
         self, engine: Remote, ids: keys.I64, message: Mapping[str, object], fields: dict[str, Any], right: Spec | None
     ) -> None:
         self.engine, self.asked, self.message, self.fields, self.right = engine, ids.tolist(), message, fields, right
-        self.post, self.terms = engine.post, engine.terms
+        self.carrier, self.terms = engine.carrier, engine.terms
         self.works: bool = fields["call"] >= 0
-        self.conduct: Register = engine.conducts[self.works]
+        self.conduct: ConductRecord = engine.conducts[self.works]
         self.begin = time.monotonic()
         self.deadline = self.terms.seconds(fields["phase"])
         self.came: dict[int, Delivery] = {}
@@ -226,7 +230,7 @@ class _Exchange:
                 stuck = now if stuck is None else stuck
                 if now - stuck > self.terms.give_up:
                     raise TooFew(self._too_few(minimum))
-                back = [c for c in self._missing() if self.post.present(c) and not self._paused(c)]
+                back = [c for c in self._missing() if self.carrier.present(c) and not self._paused(c)]
                 if back:  # whoever is back is asked again
                     end = now + self.deadline
                     self._ask(back)
@@ -248,14 +252,14 @@ class _Exchange:
             return
         mine = for_some(self.message, torch.tensor([self.asked.index(c) for c in to], dtype=torch.long))
         bounds = Bounds(self.deadline, None if self.right is None else most_bytes(self.right))
-        away = self.post.send(to, mine, self.fields, bounds)
+        away = self.carrier.send(to, mine, self.fields, bounds)
         self.failed |= away
         self.waiting |= set(to) - set(away)
 
     def _collect(self) -> int:
         """What has come, checked; how many of it can be used."""
         useful, now = 0, time.monotonic()
-        for client, found in self.post.collect().items():
+        for client, found in self.carrier.collect().items():
             if client not in self.waiting:
                 continue
             self.waiting.discard(client)
@@ -294,7 +298,7 @@ class _Exchange:
     def _too_late(self) -> None:
         if self.waiting:
             late = f"no reply within {self.deadline:g} s; reply came too late if at all"
-            self.post.cancel(sorted(self.waiting))
+            self.carrier.cancel(sorted(self.waiting))
             for client in sorted(self.waiting):
                 self._fail(client, late, waited=self.deadline)
             self.waiting = set()
@@ -306,7 +310,7 @@ class _Exchange:
 
     def _others(self) -> list[int]:
         asked = set(self.asked)
-        return [c for c in self.engine.alive() if c not in asked and self.post.present(c) and not self._paused(c)]
+        return [c for c in self.engine.alive() if c not in asked and self.carrier.present(c) and not self._paused(c)]
 
     def _too_few(self, minimum: float) -> str:
         names, alive = self.engine.names, self.engine.alive()

@@ -63,14 +63,14 @@ class Method:
 
     A subclass says what it is by attributes. `Options` is a frozen dataclass of `fk.option` fields, and `profiles`
     names sets of values for them. `about`, `paper`, `shares` (what travels, in words) and `private` (what never does)
-    are shown to users; `departs` says where the defaults are not what the paper prints, and which option is. The server
-    keeps and delivers the `shared_part` under this name (`self.body`); None: nothing. `keeps` names what stays with
-    each client between rounds (`fk.Keep`), `holdout` is the share of each client's training samples that the method
-    sets aside, `eval_point` says when its clients' models are evaluated, and with `frozen_head` bodies learn under the
-    common first head. Without `uses_head` it changes nothing which layer is the head. A client trains so many models on
-    the same mini-batches as `trained_at_once` says. `outputs` names options that only choose which of its models a
-    client is evaluated by; a method that has some keeps no memory that `__init__` makes, since what is there from the
-    start is taken to follow from the options."""
+    are shown to users; `departs` says where the defaults are not what the paper prints, and which option is. The
+    `shared_part` is what the server keeps under this name, as `model`, `body` or `head`, and delivers; None: nothing.
+    `keeps` names what stays with each client between rounds (`fk.Keep`), `holdout` is the share of each client's
+    training samples that the method sets aside, `eval_point` says when its clients' models are evaluated, and with
+    `frozen_head` bodies learn under the common first head. Methods without `uses_head` share whole models, whichever
+    layer is their head. `trained_at_once` is how many models a client trains on the same mini-batches. `outputs` names
+    options that only choose on which of its models a client is evaluated; a method that has some keeps no memory that
+    `__init__` makes, since what is there from the start is taken to follow from the options."""
 
     Options: ClassVar[type[Any]] = NoOptions
     about: ClassVar[str] = ""
@@ -88,7 +88,7 @@ class Method:
     uses_head: ClassVar[bool] = True
     trained_at_once: ClassVar[int] = 1
 
-    model: Tensor  # the server's, [width]: that of them which is the `shared_part`
+    model: Tensor
     body: Tensor
     head: Tensor
 
@@ -180,13 +180,13 @@ class Method:
         return {k: v for k, v in vars(self).items() if k != "options"}
 
 
-def options_of(kind: type[Method], given: Mapping[str, Any], name: str) -> Any:
+def options_of(method_class: type[Method], given: Mapping[str, Any], name: str) -> Any:
     """A method's checked options: those of the profile (`profile=paper` unless said), then what was given."""
     values = dict(given)
     profile = str(values.pop("profile", "paper"))
-    if profile not in kind.profiles:
-        raise unknown(f"profile of method {name!r}", profile, kind.profiles)
-    return validated(kind.Options, {**kind.profiles[profile], **values}, f"method {name!r}")
+    if profile not in method_class.profiles:
+        raise unknown(f"profile of method {name!r}", profile, method_class.profiles)
+    return validated(method_class.Options, {**method_class.profiles[profile], **values}, f"method {name!r}")
 
 
 def _scored(client: Cohort, rows: Tensor) -> Reply:

@@ -211,13 +211,13 @@ class Adversary:
             x[mine], y[mine] = self.attack.poison(x[mine], y[mine], classes, rank, rng)
         return x, y
 
-    def arm(self, site: Site, x: Array, y: Array) -> None:
+    def poison_site(self, site: Site, x: Array, y: Array) -> None:
         """Puts what the attackers make of the data next to the clean samples, and tells the site when they use it."""
         attack, source, bad, self.site = self.attack, site.source, self.malicious(), site
         if not isinstance(attack, DataAttack):
             return
         bad_x, bad_y = self.poison(x, y, site.parts["train"], site.classes)
-        if isinstance(attack, Backdoor):  # nobody trains on these: `shown` asks for them
+        if isinstance(attack, Backdoor):  # nobody trains on these: `backdoor_site` asks for them
             tested = np.concatenate(site.parts["test"])
             bad_x[tested], bad_y[tested] = attack.triggered(x[tested]), attack.target
         source.add_version(None if np.array_equal(bad_x, x) else bad_x, bad_y)
@@ -236,7 +236,7 @@ class Adversary:
         and where everybody is malicious at times."""
         return self.redraw or (isinstance(self.attack, InputNoise) and self.attack.test)
 
-    def shown(self, site: Site) -> Site:
+    def backdoor_site(self, site: Site) -> Site:
         """The site as the backdoor is evaluated there: test samples of other classes, with trigger and target label."""
         if not isinstance(self.attack, Backdoor):
             raise UsageError(f"attack {type(self.attack).__name__} has no trigger: only a backdoor has")

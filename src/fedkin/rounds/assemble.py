@@ -41,7 +41,7 @@ from fedkin.rounds.choices import (
 from fedkin.rounds.clock import Clock
 from fedkin.rounds.job import Job
 from fedkin.rounds.records import Prepared
-from fedkin.rounds.settings import idle, of_network, of_split, recorded, refuse
+from fedkin.rounds.settings import as_applied, idle, of_network, of_split, refuse
 
 Parts = Mapping[DataPart, Sequence[keys.I64]]
 
@@ -92,11 +92,11 @@ def prepare(
         config, method_class, network, dataset, shared[id(dataset)][1], parts, split.names, precision, chooser=chooser
     )
     if adversary is not None:
-        adversary.arm(site, dataset.x, dataset.y)
+        adversary.poison_site(site, dataset.x, dataset.y)
         tamper = tamper or adversary.tamper
     engine = Simulator(site, method_class(options), config.chunk)
     sizes = [(len(train), len(test)) for train, test in zip(split.train, split.test, strict=True)]
-    resolved = replace(recorded(config, split), model=name)
+    resolved = replace(as_applied(config, split), model=name)
     job = make_job(
         resolved, method_class(options), network, dataset, site, engine, sizes, split.hash, average, tamper, adversary
     )

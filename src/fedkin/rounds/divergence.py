@@ -35,7 +35,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenLosses:
     """Whose loss was not finite in a record."""
 
     round: int
@@ -51,7 +51,7 @@ def divergence(
     classes: int,
     chance: float,
     attacked: bool = False,
-    broken: Sequence[Broken] = (),
+    broken: Sequence[BrokenLosses] = (),
     first_loss: Callable[[], float] = lambda: 0.0,
 ) -> str | None:
     """Why the numbers of a run are not to be believed, in one sentence; None if nothing speaks against them.
@@ -83,7 +83,7 @@ def divergence(
     )
 
 
-def _not_finite(name: str, round: int, whose: Broken | None) -> str:
+def _not_finite(name: str, round: int, whose: BrokenLosses | None) -> str:
     if whose is None:
         return f"the {name} loss was not finite after round {round}; {ADVICE}"
     who = f"{whose.clients} of {whose.of} clients ({whose.first}{' first' if whose.clients > 1 else ''})"
@@ -91,7 +91,7 @@ def _not_finite(name: str, round: int, whose: Broken | None) -> str:
     return f"the {name} loss of {who} was not finite after round {round}; {few}{ADVICE}"
 
 
-def out_of_hand(last: RoundRecord, classes: int, first_loss: Callable[[], float]) -> str | None:
+def loss_out_of_hand(last: RoundRecord, classes: int, first_loss: Callable[[], float]) -> str | None:
     """A remark on a run whose loss is absurd although it is finite and some answers are right."""
     nothing, loss = math.log(classes), last.test_loss
     if classes < 2 or not loss > OUT_OF_HAND * nothing or not loss > OUT_OF_HAND * first_loss():
@@ -111,4 +111,4 @@ def at_chance(last: RoundRecord, classes: int, chance: float) -> bool:
     return classes > 1 and last.accuracy.micro <= chance + 1e-9
 
 
-__all__ = ["GUESSING", "Broken", "Refusal", "at_chance", "divergence", "out_of_hand"]
+__all__ = ["GUESSING", "BrokenLosses", "Refusal", "at_chance", "divergence", "loss_out_of_hand"]

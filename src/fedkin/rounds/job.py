@@ -27,7 +27,7 @@ from fedkin.models import Samples
 from fedkin.robust import Adversary
 from fedkin.rounds.choices import point_of
 from fedkin.rounds.clock import Clock
-from fedkin.rounds.divergence import Broken, Refusal
+from fedkin.rounds.divergence import BrokenLosses, Refusal
 from fedkin.rounds.memory import restoring, state_of
 from fedkin.rounds.records import Accuracy, Prepared, RoundRecord
 from fedkin.rounds.result import Result, result_of
@@ -51,7 +51,7 @@ class Job:
     history: list[RoundRecord] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     refusals: list[Refusal] = field(default_factory=list)
-    broken: list[Broken] = field(default_factory=list)  # of the first record that has such a loss
+    broken: list[BrokenLosses] = field(default_factory=list)  # of the first record that has such a loss
     adversary: Adversary | None = None
     split: Split | None = None
     measured: Measured | None = None  # what the newest record was made of
@@ -75,7 +75,7 @@ class Job:
         failures = len(fed.failures)
         with self._timed():
             self.method.round(fed, cohort)
-        self._look_for_refusals(cohort, fed.failures[failures:])
+        self._check_for_refusals(cohort, fed.failures[failures:])
         fed.round += 1
         if not last and fed.round % self.config.eval_every:
             return None
@@ -102,7 +102,7 @@ class Job:
         self.clock.add("writing", written)
         self.clock.add("server", max(0.0, time.perf_counter() - begin - trained - written))
 
-    def _look_for_refusals(self, cohort: Clients, failures: Sequence[Failure]) -> None:
+    def _check_for_refusals(self, cohort: Clients, failures: Sequence[Failure]) -> None:
         """Which benign clients' replies were not finite in this round; those of attackers say nothing about the run."""
         bad = set() if self.adversary is None else set(np.flatnonzero(self.adversary.malicious(self.fed.round)))
         refused = [f for f in failures if NOT_FINITE in f.reason and f.client not in bad]
@@ -110,7 +110,7 @@ class Job:
             who, asked = {f.client for f in refused}, {c for c in cohort if c not in bad}
             self.refusals.append(Refusal(self.fed.round + 1, len(who), len(asked | who), refused[0].reason))
 
-    def _look_for_broken(self, training: np.ndarray[Any, Any]) -> None:
+    def _check_for_broken_losses(self, training: np.ndarray[Any, Any]) -> None:
         """Whose loss is not finite, the first time that somebody's is not; NaN: not trained, but no test loss is NaN
         where there are test samples."""
         if self.broken or self.measured is None:
@@ -121,13 +121,13 @@ class Job:
             who = ids[np.isinf(losses)]
             if len(who):
                 of = int((~np.isnan(losses)).sum())
-                self.broken.append(Broken(self.fed.round, name, len(who), of, self.site.names[int(who[0])]))
+                self.broken.append(BrokenLosses(self.fed.round, name, len(who), of, self.site.names[int(who[0])]))
 
     def _record(self, participants: int, failed: int, final: bool = False) -> RoundRecord:
         accuracy, test_loss = self._measure()
         ids, exchanges = self.counted.ids, self.fed.exchanges
         losses = self.engine.losses.numpy()[ids]
-        self._look_for_broken(losses)
+        self._check_for_broken_losses(losses)
         record = RoundRecord(
             round=self.fed.round,
             accuracy=accuracy,

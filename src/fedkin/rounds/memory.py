@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedkin.errors import DataError
-from fedkin.rounds.divergence import Broken, Refusal
+from fedkin.rounds.divergence import BrokenLosses, Refusal
 from fedkin.rounds.records import RoundRecord
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _restoring(job: Job, state: Mapping[str, Any]) -> Callable[[], None]:
         "remarks": remarks,
         "finished": bool(state["finished"]),
         "refusals": [Refusal(**r) for r in state.get("refusals", [])],
-        "broken": [Broken(**b) for b in state.get("broken", [])],
+        "broken": [BrokenLosses(**b) for b in state.get("broken", [])],
     }
     draws = setting_generators(state["generators"])
 

@@ -21,7 +21,7 @@ from fedkin.methods import Method
 from fedkin.models import Ready, Samples
 from fedkin.robust import Adversary, Backdoor, Detection, detection, verdicts_of
 from fedkin.rounds import footprint, inference
-from fedkin.rounds.divergence import GUESSING, at_chance, divergence, out_of_hand
+from fedkin.rounds.divergence import GUESSING, at_chance, divergence, loss_out_of_hand
 from fedkin.rounds.records import Accuracy, ClientRecord, Prepared, RoundRecord, comparable
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def _remarks(job: Job) -> tuple[str | None, list[str]]:
         remarks.append(f"diverged: {diverged}")
     elif not attacked and at_chance(last, classes, chance):
         remarks.append(f"accuracy is no more than {GUESSING} ({chance:.2f} %): no sign of learning yet")
-    elif not attacked and (absurd := out_of_hand(last, classes, first_loss)) is not None:
+    elif not attacked and (absurd := loss_out_of_hand(last, classes, first_loss)) is not None:
         remarks.append(absurd)
     return diverged, remarks
 
@@ -247,7 +247,7 @@ def backdoor_success(job: Job) -> dict[str, float | None] | None:
     personal models that count, and by the common model if there is one; None without a backdoor."""
     if job.adversary is None or not isinstance(job.adversary.attack, Backdoor):
         return None
-    shown, common = job.adversary.shown(job.site), job.method.common()
+    shown, common = job.adversary.backdoor_site(job.site), job.method.common()
     personal = job.evaluate(Simulator(shown, type(job.method)(job.method.options), job.config.chunk))
     as_received = Simulator(shown, Method(), job.config.chunk)
 

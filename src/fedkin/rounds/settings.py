@@ -124,7 +124,7 @@ def settled(configs: Sequence[Config], reasons: Sequence[Reasons]) -> tuple[list
     return made, sentences
 
 
-def recorded(config: Config, split: Split) -> Config:
+def as_applied(config: Config, split: Split) -> Config:
     """What was really applied: how many clients there are, and how they came by their samples."""
     share = config.validation_share if split.partition else None
     return replace(config, clients=split.clients, partition=split.partition or "own", validation_share=share)

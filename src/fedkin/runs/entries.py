@@ -59,7 +59,7 @@ def removal_row(job: Job, client: int, round: int) -> Row:
     return min(round + 1, job.config.rounds), "", client, "removed", why
 
 
-def remembered(job: Job) -> dict[str, list[Row]]:
+def tables_of(job: Job) -> dict[str, list[Row]]:
     """The tables as far as the job itself remembers them: not how each client did in past rounds, nor its traffic."""
     fed, last = job.fed, job.config.rounds
     events: list[Row] = [(min(f.round + 1, last), f.phase, f.client, "failed", f.reason) for f in fed.failures]

@@ -19,7 +19,7 @@ from fedkin.rounds import Job
 from fedkin.rounds.memory import restoring
 from fedkin.runs import checkpoint, database
 from fedkin.runs.checkpoint import writing
-from fedkin.runs.entries import remembered
+from fedkin.runs.entries import tables_of
 from fedkin.runs.facts import fingerprint, first_weights
 from fedkin.runs.folder import CHECKPOINTS, METRICS, RunFolder
 from fedkin.runs.recorder import Recorder
@@ -75,7 +75,7 @@ def _check_versions(run: RunFolder, say: Say) -> None:
 
 
 @dataclass(frozen=True)
-class Sound:
+class SoundCheckpoint:
     """A checkpoint that can be read and is of this run."""
 
     name: str
@@ -84,7 +84,7 @@ class Sound:
     put: Callable[[], None]  # the job to where it was then
 
 
-def sound_checkpoints(job: Job, run: RunFolder, say: Say) -> Iterator[Sound]:
+def sound_checkpoints(job: Job, run: RunFolder, say: Say) -> Iterator[SoundCheckpoint]:
     """The newest first. Those that are damaged are passed over and said; one that is not of this run is an error."""
     samples = np.array([train for train, _ in job.sizes], np.int64)
     for name in checkpoint.names(run.path / CHECKPOINTS):
@@ -100,7 +100,7 @@ def sound_checkpoints(job: Job, run: RunFolder, say: Say) -> Iterator[Sound]:
         if of is not None and of != run.info.raw.get("id"):
             raise DataError(f"{where}: that is of run {str(of)[:100]!r}; nothing was changed")
         try:
-            yield Sound(name, marks, bool(saved.get("finished")), restoring(job, saved))
+            yield SoundCheckpoint(name, marks, bool(saved.get("finished")), restoring(job, saved))
         except DataError as error:
             raise DataError(f"{where}, which does not fit ({error}): nothing was changed; start a new run") from None
 
@@ -172,7 +172,7 @@ def _reached(run: RunFolder, say: Say) -> Marks | None:
 def _rewrite_metrics(job: Job, run: RunFolder, say: Say) -> Marks:
     """New metrics: what the job remembers, and of the clients' own rows what the old file still gives."""
     path, done, exchanges = run.path / METRICS, job.fed.round, len(job.fed.exchanges)
-    tables: dict[str, list[tuple[Any, ...]]] = remembered(job)
+    tables: dict[str, list[tuple[Any, ...]]] = tables_of(job)
     evaluated = {(r.round, int(r.final)) for r in job.history}
     tables["clients"] = [row for row in database.salvage(path, "clients") if row[:2] in evaluated]
     tables["traffic"] = [row for row in database.salvage(path, "traffic") if row[2] <= exchanges]

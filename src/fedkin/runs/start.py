@@ -187,14 +187,14 @@ class Stop:
             yield
             return
         kinds = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(kind, self._hear) for kind in kinds]
+        before = [signal.signal(kind, self._on_signal) for kind in kinds]
         try:
             yield
         finally:
             for kind, handler in zip(kinds, before, strict=True):
                 signal.signal(kind, handler)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
             if number == self.number and time.monotonic() < self._heard + SAME_REQUEST:
                 return

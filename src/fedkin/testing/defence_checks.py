@@ -97,7 +97,7 @@ def _bears(method: str, attack: Attack, rule: Rule | None) -> None:
     adversary = Adversary(attack, len(sizes), 0.25, 0)
     average = None if rule is None else Watched(rule)
     job = prepare(config, model=Network(), data=(dataset, split), tamper=adversary.tamper, average=average)
-    adversary.arm(job.site, dataset.x, dataset.y)
+    adversary.poison_site(job.site, dataset.x, dataset.y)
     finished(job)
     benign = torch.from_numpy(~adversary.malicious())
     assert torch.isfinite(personal_rows(job)[benign]).all(), f"{method}: a benign client's model holds NaN or infinity"

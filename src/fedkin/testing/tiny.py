@@ -74,8 +74,8 @@ def job_of(
     defaults = {"rounds": 2, "epochs": 1, "batch": 4, "lr": 0.1, "device": "cpu", "way": "each", "init": "given"}
     values = {**defaults, **named, **settings, "options": dict(options or {})}
     config = make_config(values, given=())  # the same for every method, whether it has a use for all of it or not
-    kind = METHODS[method] if isinstance(method, str) else method
-    return prepare(config, method=kind, model=Network(norm), data=federation(sizes), tamper=tamper)
+    method_class = METHODS[method] if isinstance(method, str) else method
+    return prepare(config, method=method_class, model=Network(norm), data=federation(sizes), tamper=tamper)
 
 
 def finished(job: Job) -> Job:

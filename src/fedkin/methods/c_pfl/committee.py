@@ -1,4 +1,4 @@
-"""C-PFL's arithmetic: who sits on the committee, who judges which body, and what votes are worth.
+"""C-PFL's arithmetic: who sits on the committee, who tests which body, and what votes are worth.
 
 K members, M bodies, C classes; numbers of equations and algorithms are those of Pan et al., JNCA 243, 2025. A vote is
 right answers out of samples, per class; in the paper's score, an accuracy, it is one sample of one class.
@@ -25,7 +25,7 @@ Bools = NDArray[np.bool_]
 CUT: dict[Vote, float] = {"mean": 0.0, "trimmed": 1 / 3, "median": 0.5 - 1e-9}  # of the votes, off at either end
 
 
-def seats(clients: int, wanted: int | None, trains: bool) -> int:
+def committee_size(clients: int, wanted: int | None, trains: bool) -> int:
     """How many sit on the committee; unless said, a tenth of the clients and at least three, as far as there are."""
     most = clients if trains else clients - 1
     if clients < 2 or (wanted or 1) > most:
@@ -33,7 +33,7 @@ def seats(clients: int, wanted: int | None, trains: bool) -> int:
     return wanted or min(max(3, round(0.1 * clients)), most)
 
 
-def by_lot(fed: Federation, size: int, avoid: Sequence[int] = ()) -> list[int]:
+def drawn_by_lot(fed: Federation, size: int, avoid: Sequence[int] = ()) -> list[int]:
     """A committee drawn by lot: the first one, and the next one when not a single vote came."""
     lot = keys.permutation(keys.key(fed.seed, "committee", fed.round), len(fed.all)).tolist()
     there, last = set(fed.alive), set(avoid)
@@ -43,7 +43,7 @@ def by_lot(fed: Federation, size: int, avoid: Sequence[int] = ()) -> list[int]:
 def panels(
     fed: Federation, committee: Clients, authors: Clients, bodies: Tensor, quorum: int | None
 ) -> Iterator[tuple[Clients, Tensor]]:
-    """Members that judge the same bodies, and which: for each body, `quorum` members by lot (none: all), never its
+    """Members that test the same bodies, and which: for each body, `quorum` members by lot (none: all), never its
     author. Bodies come in an order by content, which tells a member nothing it does not see."""
     members, candidates = committee.ids[:, None], authors.ids[None]
     lot = keys.uniform(keys.key(fed.seed, "quorum", fed.round, candidates, members), 1)[..., 0]
@@ -59,7 +59,7 @@ def ballots(
 ) -> tuple[Tensor, Tensor, list[int]]:
     """All votes of a round (eqs. 2 and 3): right answers and samples, [K, M, C] each, and who has none that count.
 
-    A poll is the bodies judged, in the order shown, and what a panel answered. No samples: no vote."""
+    A poll is the bodies tested, in the order shown, and what a panel answered. No samples: no vote."""
     right = count = torch.zeros(len(committee), bodies, 1, dtype=torch.float64)
     void: list[int] = []
     for order, votes in polls:

@@ -23,7 +23,16 @@ from fedkin.core.cohort import Cohort, DataPart, Learn
 from fedkin.core.federation import Clients, Federation, Replies, Reply
 from fedkin.errors import UsageError
 from fedkin.methods.base import METHODS
-from fedkin.methods.c_pfl.committee import ballots, better_half, by_lot, contribution, lower_bound, panels, seats, tally
+from fedkin.methods.c_pfl.committee import (
+    ballots,
+    better_half,
+    committee_size,
+    contribution,
+    drawn_by_lot,
+    lower_bound,
+    panels,
+    tally,
+)
 from fedkin.methods.c_pfl.options import CPFLOptions
 from fedkin.methods.finetune import TunedAtTheEnd
 from fedkin.robust import Detector
@@ -57,12 +66,12 @@ class CPFL(TunedAtTheEnd):
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
         super().start(fed, layout, row)
-        self.size = seats(len(fed.all), self.options.committee, self.options.committee_trains)
+        self.size = committee_size(len(fed.all), self.options.committee, self.options.committee_trains)
         self.tau = float(self.options.tau0)
         self.contribution = torch.zeros(len(fed.all), dtype=torch.float64)
         self.verified = torch.zeros(len(fed.all), dtype=torch.bool)
         self.mute: list[int] = []  # had no hold-out samples, or sent impossible votes
-        self.committee = by_lot(fed, self.size)
+        self.committee = drawn_by_lot(fed, self.size)
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         committee = fed.alive & self.committee
@@ -70,7 +79,7 @@ class CPFL(TunedAtTheEnd):
         trainers = cohort if self.options.committee_trains else cohort - committee
         replies = fed.ask(trainers, self.train, body=self.body)
         if not len(replies):  # no trainer is there: let others train
-            self.committee = by_lot(fed, self.size, avoid=self.committee)
+            self.committee = drawn_by_lot(fed, self.size, avoid=self.committee)
             return
         scores = self.scores(fed, committee, replies)
         accepted = self.qualified(fed, scores)
@@ -125,13 +134,13 @@ class CPFL(TunedAtTheEnd):
 
     def renew(self, fed: Federation, ids: Tensor, n: Tensor, scores: Tensor, accepted: Tensor) -> None:
         """Contributions (eqs. 7, 10, 11) and the next committee (eqs. 8, 9)."""
-        judged, o = ~scores.isnan(), self.options
-        if not judged.any():
+        scored, o = ~scores.isnan(), self.options
+        if not scored.any():
             if not len(fed.alive - self.mute):
                 raise UsageError("no client has hold-out samples: set validation_share, or committee_data=train")
-            self.committee = by_lot(fed, self.size, avoid=self.mute + self.committee)
+            self.committee = drawn_by_lot(fed, self.size, avoid=self.mute + self.committee)
             return
-        self.contribution[ids[judged]] += contribution(scores, n, o.alpha, o.size_norm)[judged]
+        self.contribution[ids[scored]] += contribution(scores, n, o.alpha, o.size_norm)[scored]
         self.verified[ids[accepted]] = True
         now, ever = ids[accepted].tolist(), self.verified.tolist()
         old, c = self.committee, self.contribution.tolist()
