@@ -26,9 +26,8 @@ SHARED_NAMES = {
 LONGEST_MODULE = 450
 STILL_TOO_LONG = {
     "cli/reproduce.py": 550,
-    "papers/published.py": 550,
+    "compute/functions.py": 600,
     "papers/runner.py": 600,
-    "papers/verdicts.py": 600,
     "report/page.py": 850,
     "report/svg.py": 550,
     "report/tables.py": 500,
