@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 from torch import Tensor
 
 from fedkin.compute import keys
@@ -106,7 +106,7 @@ def lower_bound(scores: Tensor, alpha: float) -> float:
     if not k:
         return 0.0
     error = scores.std(correction=min(1, k - 1)) / k**0.5
-    bound = scores.mean() - float(stats.t.ppf(1 - alpha, max(1, k - 1))) * error
+    bound = scores.mean() - float(stdtrit(max(1, k - 1), 1 - alpha)) * error
     return min(float(bound), float(scores.max()))
 
 
