@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,7 @@ def test_words_for_rows_and_columns() -> None:
 # ---------------------------------------------------------------- one home
 
 
+@cache
 def names_in(path: Path) -> set[str]:
     tree = ast.parse(path.read_text())
     return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {

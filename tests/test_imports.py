@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -128,26 +129,37 @@ def test_a_right_import_is_not() -> None:
 # ---------------------------------------------------------------- one place each
 
 
-def calls(tree: ast.AST, name: str, where: str = "") -> list[str]:
-    """The functions in which something of this name is called: `f`, or `.f` for a method whoever's."""
-    found = []
+def all_calls(tree: ast.AST, where: str = "") -> Iterator[tuple[str, str]]:
+    """What is called, and in which function."""
     for node in ast.iter_child_nodes(tree):
         inside = f"{where}.{node.name}".strip(".") if isinstance(node, ast.FunctionDef | ast.ClassDef) else where
         if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            if called == name or (name.startswith(".") and called.endswith(name)):
-                found.append(where)
-        found += calls(node, name, inside)
-    return found
+            yield ast.unparse(node.func), where
+        yield from all_calls(node, inside)
+
+
+def calls(tree: ast.AST, name: str) -> list[str]:
+    """The functions in which something of this name is called: `f`, or `.f` for a method whoever's."""
+    return [where for called, where in all_calls(tree) if is_it(called, name)]
+
+
+def is_it(called: str, name: str) -> bool:
+    return called == name or (name.startswith(".") and called.endswith(name))
+
+
+@cache
+def calls_in_sources() -> list[tuple[str, str]]:
+    """Of all of FedKin: what is called, and where. Reading it takes seconds, so it is done once."""
+    return [
+        (called, f"{path.relative_to(ROOT)}:{where}")
+        for path in sources()
+        for called, where in all_calls(ast.parse(path.read_text()))
+    ]
 
 
 def places(name: str) -> list[str]:
     """Where in the sources that is called."""
-    found = []
-    for path in sources():
-        relative = str(path.relative_to(ROOT))
-        found += [f"{relative}:{where}" for where in calls(ast.parse(path.read_text()), name)]
-    return found
+    return [place for called, place in calls_in_sources() if is_it(called, name)]
 
 
 def test_a_site_is_put_together_in_one_place() -> None:
