@@ -46,7 +46,7 @@ def silent_parts(kind: type[Any]) -> Iterator[str]:
         for name in vars(base).get("__annotations__", {}):
             field = getattr(base, "__dataclass_fields__", {}).get(name)
             helped = field is not None and field.metadata.get("help")
-            if not name.startswith("_") and not helped and not re.search(rf"`+(fed\.|client\.)?{name}\b", said):
+            if not name.startswith("_") and not helped and not re.search(rf"`+((fed|client|self)\.)?{name}\b", said):
                 yield name
 
 
