@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
@@ -19,11 +20,11 @@ from fedkin.config import Config
 from fedkin.options import describe
 
 ROOT = Path(__file__).parent.parent
-OUTSIDE = {
-    "README.md": "index.md",
-    **{name: name for name in ("BENCHMARKS.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "RESULTS.md")},
-}
+AS_THEY_ARE = ("BENCHMARKS.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "RESULTS.md")
+OUTSIDE = {"README.md": "index.md", **{name: name for name in AS_THEY_ARE}}
 """Files of the repository that are part of the site, and what they are called there."""
+CALLED = {**OUTSIDE, "examples": "examples.md"}
+"""What has another place on the site than in the repository, where all but this is below docs/."""
 REFERENCE = {
     "Runs": ("run", "resume", "compare", "Result", "Config"),
     "Methods": ("Method", "METHODS", "option", "Keep", "Federation", "Clients", "each", "weighted_mean", "Cohort"),
@@ -44,6 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds what does not lie in docs/: nothing is copied, so nothing gets out of date."""
     for source, name in OUTSIDE.items():
         files.append(File.generated(config, name, abs_src_path=str(ROOT / source)))
+    files.append(File.generated(config, "examples.md", content=examples()))
     files.append(File.generated(config, "reference.md", content=reference()))
     files.append(File.generated(config, "pygments.css", content=colours()))
     return files
@@ -54,13 +56,30 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     name = page.file.src_uri
     source = next((path for path, called in OUTSIDE.items() if called == name), f"docs/{name}")
     markdown = re.sub(r"^```sh (\w[\w ]*)$", r'```sh title="\1"', markdown, flags=re.M)
-    return re.sub(r"(\]\()([^)#:\s]+)", lambda found: found[1] + link(found[2], source, name), markdown)
+    return re.sub(r"(\]\()(?![a-z]+:)([^)#\s]+)", lambda found: found[1] + link(found[2], source, name, files), markdown)
 
 
-def link(target: str, source: str, page: str) -> str:
+def link(target: str, source: str, page: str, files: Files) -> str:
     """A path relative to a file of the repository, made relative to a page of the site."""
     path = normpath(PurePosixPath(source).parent / target)
-    return relpath(OUTSIDE.get(path, path.removeprefix("docs/")), PurePosixPath(page).parent)
+    there = CALLED.get(path, path.removeprefix("docs/"))
+    if files.get_file_from_path(there) is None:
+        raise PluginError(f"{source} links to {target}, which is not part of the site")
+    return relpath(there, PurePosixPath(page).parent)
+
+
+def examples() -> str:
+    """The scripts and the notebook of examples/ as one page."""
+    parts = ["# Examples\n", "The scripts and the notebook in `examples`; the tests run each of them as it stands."]
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        parts += [f"## {path.name}\n", f"```python\n{path.read_text(encoding='utf-8')}```\n"]
+    for path in sorted((ROOT / "examples").glob("*.ipynb")):
+        parts.append(f"## {path.name}\n")
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            text = "".join(cell["source"]).replace("# ", "### ", 1) if cell["cell_type"] == "markdown" else ""
+            parts.append(text or "```python\n" + "".join(cell["source"]) + "\n```")
+            parts.append("")
+    return "\n".join(parts)
 
 
 def colours() -> str:
