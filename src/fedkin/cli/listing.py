@@ -161,9 +161,16 @@ def _print_options(options: list[dict[str, Any]], title: str) -> None:
 
 
 def _doc(kind: type[Method]) -> str:
-    """The description of a method: that of its class or, one file per paper, of its module."""
-    text = kind.__dict__.get("__doc__") or sys.modules[kind.__module__].__doc__ or kind.about
+    """The description of a method, from where its paper is named: of the class there or, one file per paper, of its
+    module."""
+    home = paper_home(kind)
+    text = home.__dict__.get("__doc__") or sys.modules[home.__module__].__doc__ or kind.about
     return inspect.cleandoc(text)
+
+
+def paper_home(kind: type[Method]) -> type:
+    """The class that follows the paper; what is registered may add options of its tables to it."""
+    return next((c for c in kind.__mro__ if "paper" in vars(c) and c.__module__ != Method.__module__), kind)
 
 
 def message_size(kind: type[Method], name: str, model: str) -> dict[str, Any]:
