@@ -14,7 +14,7 @@ import pytest
 import fedkin as fk
 from fedkin.config import NOT_IDENTITY, Config, make_config
 from fedkin.report.gather import RunData
-from fedkin.report.gather import grouped as in_report
+from fedkin.report.several_runs import grouped as in_report
 from fedkin.runs.folder import RunFolder, RunInfo
 from fedkin.sweep.groups import grouped, same_but_seed, settings_of, varied
 from fedkin.web.views import compare_page
@@ -77,9 +77,9 @@ def test_configurations_and_folders_are_grouped_alike_in_tables_reports_and_page
     resolved = [{key: v} if key in ("precision", "eval_point") else None for v in values]
     runs = [another(made, tmp_path / f"r{i}", i, resolved[i], **{key: v}) for i, v in enumerate(values)]
     assert len(grouped([r.info for r in runs], lambda info: info)) == expected
-    groups, older = in_report([RunData(r) for r in runs])
+    groups = in_report([RunData(r) for r in runs])
     assert len(groups) == expected
-    assert len(older) == (expected == 1 and key != "seed")
+    assert sum(len(g.older) for g in groups) == (expected == 1 and key != "seed")
     assert len({line["group"] for line in compare_page(runs)["runs"]}) == expected
 
 

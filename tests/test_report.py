@@ -25,12 +25,16 @@ from typer.testing import CliRunner
 
 from fedkin.cli.application import app
 from fedkin.config import make_config
+from fedkin.core import notes
 from fedkin.errors import DataError, UsageError
-from fedkin.report import gather
+from fedkin.report import overview, several_runs, svg
 from fedkin.report import page as reports
-from fedkin.report import svg as figures
-from fedkin.report.gather import Missing, RunData, collaboration, grouped, happenings
-from fedkin.report.page import LeftOut, Shown, details, overview, write_report
+from fedkin.report.figures import Figure, LeftOut, Lines, Missing, Series, Strips, Timeline
+from fedkin.report.gather import RunData
+from fedkin.report.matrix import by_cluster, collaboration, scale
+from fedkin.report.one_run import details
+from fedkin.report.page import write_report
+from fedkin.report.several_runs import compared, grouped, name_of
 from fedkin.rounds import Result, load_data
 from fedkin.runs.folder import RunFolder
 from fedkin.runs.start import start
@@ -67,8 +71,8 @@ def folders(*results: Result) -> list[RunFolder]:
     return [opened(r).folder for r in results]
 
 
-def shown(parts: list[Any], name: str) -> Shown:
-    found = [p for p in parts if isinstance(p, Shown) and p.name == name]
+def shown(parts: list[Any], name: str) -> Figure:
+    found = [p for p in parts if isinstance(p, Figure) and p.name == name]
     assert len(found) == 1, f"{name} in {parts}"
     return found[0]
 
@@ -112,8 +116,7 @@ def test_every_method_gets_its_own_figure(done: dict[str, Result], method: str) 
     part = shown(details(opened(done[method])), OWN_FIGURE[method])
     assert part.alt
     assert part.caption
-    svg = figures.inline_svg(part.draw(), part.alt, "x")
-    assert svg.count("<path") > 3
+    assert svg.inline_svg(svg.draw(part), part.alt, "x").count("<path") > 3
 
 
 @pytest.mark.parametrize(
@@ -125,7 +128,7 @@ def test_the_matrices_are_the_noted_weights(done: dict[str, Result], method: str
     noted = {n.round + 1: n.value for n in result.notes if n.name == weights}
     ids = {n.round + 1: n.value for n in result.notes if n.name == who}
     assert found.rounds == sorted(noted)
-    assert sorted(found.order) == list(range(10))
+    assert sorted(found.order) == found.clients == list(range(10))
     for number, frame in zip(found.rounds, found.frames, strict=True):
         part = frame[np.ix_(ids[number], ids[number])]
         np.testing.assert_allclose(part, noted[number].numpy(), rtol=1e-6)
@@ -133,20 +136,20 @@ def test_the_matrices_are_the_noted_weights(done: dict[str, Result], method: str
 
 
 def test_masks_grow_and_pulls_cross(done: dict[str, Result]) -> None:
-    run = opened(done["co-pfl"])
-    shares = [run.note("mask", r)["share"] for r in run.rounds_of("mask")]
+    shares = [value["share"] for value in opened(done["co-pfl"]).noted(notes.MASK).values()]
     assert len(shares) == 3
     assert np.all(np.diff(np.median(shares, 1)) > 0)
     assert np.max(shares) <= 0.5 + 1e-6
     run = opened(done["fedpkda"])
-    pulls = np.array([run.note("pulls", r) for r in run.rounds_of("pulls")])
+    pulls = np.array(list(run.noted(notes.PULLS).values()))
     assert np.all(np.diff(pulls[:, 0]) < 0)
     assert np.all(np.diff(pulls[:, 1]) > 0)
-    last = run.note("prototype_weights", 3)
+    last = run.noted(notes.PROTOTYPE_WEIGHTS)[3]
     np.testing.assert_allclose(np.sum(last["weights"], 1), 1, rtol=1e-6)
     assert len(last["weights"]) == len(last["classes"])
-    assert sum(run.note("weights", 3)) == pytest.approx(1)
-    assert len(run.note("weights", 3)) == len(run.ids("members", 3)) == 10
+    gamma = run.told(notes.SHARES)[3]
+    assert gamma.sum() == pytest.approx(1)
+    assert len(gamma) == len(run.told(notes.MEMBERS)[3]) == 10
 
 
 def test_the_prototype_weights_make_the_global_prototypes() -> None:
@@ -184,9 +187,13 @@ def test_removals_stand_against_the_truth(done: dict[str, Result], tmp_path: Pat
     tampered(folder, "DELETE FROM events")
     for number, client, kind in ((2, bad, "removed"), (1, honest, "failed"), (1, honest, "left_out")):
         tampered(folder, "INSERT INTO events VALUES (?, '', ?, ?, 'x')", number, client, kind)
-    rounds, states, who = happenings(run)
+    (panel,) = shown(details(run), "removals").panels
+    assert isinstance(panel, Timeline)
+    rounds, states = panel.cells(200)
     assert rounds == [1, 2, 3]
+    who = [run.names.index(name) for name in panel.rows]
     assert who[: len(run.malicious)] == run.malicious
+    assert panel.marked == list(range(len(run.malicious)))
     assert states[who.index(bad)] == ["", "removed", "removed"]
     assert states[who.index(honest)] == ["failed", "", ""]
     assert f"1 of {len(run.malicious)} malicious and 0 of" in shown(details(run), "removals").caption
@@ -197,17 +204,16 @@ def test_removals_stand_against_the_truth(done: dict[str, Result], tmp_path: Pat
 
 def test_seeds_are_averaged_and_every_number_has_its_run(done: dict[str, Result]) -> None:
     pair = [done["fedavg 0"], done["fedavg 1"]]
-    groups, older = grouped([opened(r) for r in [*pair, done["local 0"]]])
-    assert [(g.label, g.condition, len(g.runs)) for g in groups] == [("fedavg", "", 2), ("local", "", 1)]
-    assert not older
+    groups = grouped([opened(r) for r in [*pair, done["local 0"]]])
+    assert [(g.row, g.column, len(g.members), g.older) for g in groups] == [("fedavg", "", 2, []), ("local", "", 1, [])]
     macro = [r.accuracy.macro for r in pair]
-    row = reports._summary(groups[0])
+    row = overview._summary(groups[0])
     assert row["macro"] == f"{np.mean(macro):.2f} ± {np.std(macro, ddof=1):.2f}"
     assert row["best"].startswith(f"{np.mean([r.best.accuracy.micro for r in pair]):.2f} ±")
     assert row["runs"] == [Path(str(r.run)).name for r in pair]
     assert row["seeds"] == [0, 1]
-    assert reports._summary(groups[1])["macro"] == f"{done['local 0'].accuracy.macro:.2f}"
-    line = reports._series(groups, "macro", lambda run: run.rounds["round"])[0]
+    assert overview._summary(groups[1])["macro"] == f"{done['local 0'].accuracy.macro:.2f}"
+    line = several_runs.series(groups, "macro")[0]
     each = np.array([[h.accuracy.macro for h in r.history] for r in pair])
     np.testing.assert_allclose(line.y, each.mean(0))
     assert line.high is not None
@@ -216,11 +222,10 @@ def test_seeds_are_averaged_and_every_number_has_its_run(done: dict[str, Result]
 
 def test_conditions_are_what_differs(done: dict[str, Result]) -> None:
     several = [opened(done[k]) for k in ("fedavg 0", "hostile 0.2", "hostile 0.4", "local 0")]
-    groups, _ = grouped(several)
-    assert [(g.label, g.condition) for g in groups] == [
+    assert [(g.row, g.column) for g in grouped(several)] == [
         ("fedavg", "no attack"),
-        ("fedavg", "ipm 20 %"),
-        ("fedavg", "ipm 40 %"),
+        ("fedavg", "ipm, 20 % malicious"),
+        ("fedavg", "ipm, 40 % malicious"),
         ("local", "no attack"),
     ]
 
@@ -236,57 +241,58 @@ def test_what_changes_a_result_makes_a_group_and_nothing_else_does(done: dict[st
         return RunData(RunFolder.open(folder))
 
     full, half = like("full", "fp32", "fp32", 1), like("half", "bf16", "bf16", 2)
-    groups, older = grouped([full, half])
-    assert [(g.condition, [r.info.id for r in g.runs]) for g in groups] == [
-        ("precision fp32", ["full"]),
-        ("precision bf16", ["half"]),
+    assert [(g.column, [r.info.id for r in g.members], g.older) for g in grouped([full, half])] == [
+        ("precision fp32", ["full"], []),
+        ("precision bf16", ["half"], []),
     ]
-    assert not older
     usual = like("usual", "auto", "fp32", 3, on_failure="stop", eval_point="received")
-    groups, older = grouped([full, usual])
-    assert [r.info.id for g in groups for r in g.runs] == ["usual"]
-    assert [r.info.id for r in older] == ["full"]
-    lines = compare_page([full.folder, half.folder, usual.folder])["runs"]
+    (group,) = grouped([full, usual])
+    assert [r.info.id for r in group.members] == ["usual"]
+    assert [r.info.id for r in group.older] == ["full"]
+    page = compare_page([full.folder, half.folder, usual.folder])
+    lines = page["runs"]
     assert lines[0]["group"] == lines[2]["group"] != lines[1]["group"]
+    assert page["older"] == ["full"]
+    assert len(page["figures"][0]["panels"][0]["series"]) == 2
+    each = compare_page([full.folder, half.folder, usual.folder], seeds=False)["figures"][0]["panels"][0]["series"]
+    assert len({one["label"] for one in each}) == 3
 
 
 def test_of_two_equal_runs_the_newer_counts(done: dict[str, Result], tmp_path: Path) -> None:
     again = copied(done["fedavg 0"], tmp_path / "fedavg-again")
     raw = json.loads((again / "run.json").read_text())
     (again / "run.json").write_text(json.dumps({**raw, "created": "2999-01-01T00:00:00Z"}))
-    groups, older = grouped([RunData(RunFolder.open(again)), opened(done["fedavg 0"])])
-    assert [g.runs[0].info.id for g in groups] == ["fedavg-again"]
-    assert [r.info.id for r in older] == [Path(str(done["fedavg 0"].run)).name]
+    (group,) = grouped([RunData(RunFolder.open(again)), opened(done["fedavg 0"])])
+    assert [r.info.id for r in group.members] == ["fedavg-again"]
+    assert [r.info.id for r in group.older] == [Path(str(done["fedavg 0"].run)).name]
 
 
-def test_gain_over_local_is_per_client_on_the_same_split(done: dict[str, Result], monkeypatch: Any) -> None:
-    drawn: dict[str, Any] = {}
-    monkeypatch.setattr(figures, "gains", lambda found: drawn.update(found))
-    groups, _ = grouped([opened(done[k]) for k in ("fedavg 0", "local 0", "local 1")])
-    reports.gain_over_local(groups).draw()
+def test_gain_over_local_is_per_client_on_the_same_split(done: dict[str, Result]) -> None:
+    groups = grouped([opened(done[k]) for k in ("fedavg 0", "local 0", "local 1")])
+    (panel,) = several_runs.gain_over_local(groups).panels
+    assert isinstance(panel, Strips)
     a, b = ([c.accuracy for c in done[k].per_client] for k in ("fedavg 0", "local 0"))
-    np.testing.assert_allclose(drawn["fedavg"], np.subtract(a, b))
-    groups, _ = grouped([opened(done[k]) for k in ("fedavg 0", "local 1")])
+    np.testing.assert_allclose(panel.rows["fedavg"], np.subtract(a, b))
+    groups = grouped([opened(done[k]) for k in ("fedavg 0", "local 1")])
     with pytest.raises(Missing, match="same split and seed"):
-        reports.gain_over_local(groups)
+        several_runs.gain_over_local(groups)
 
 
-def test_accuracy_against_the_share_of_attackers(done: dict[str, Result], monkeypatch: Any) -> None:
-    lines: list[figures.Series] = []
-    monkeypatch.setattr(figures, "curves", lambda series, *rest, **how: lines.extend(series))
+def test_accuracy_against_the_share_of_attackers(done: dict[str, Result]) -> None:
     keys = ("fedavg 0", "hostile 0.2", "hostile 0.4")
-    groups, _ = grouped([opened(done[k]) for k in keys])
-    reports.attacker_shares(groups).draw()
-    np.testing.assert_allclose(lines[0].x, [0, 20, 40])
-    np.testing.assert_allclose(lines[0].y, [done[k].accuracy.macro for k in keys])
+    (panel,) = several_runs.attacker_shares(grouped([opened(done[k]) for k in keys])).panels
+    assert isinstance(panel, Lines)
+    (line,) = panel.series
+    np.testing.assert_allclose(line.x, [0, 20, 40])
+    np.testing.assert_allclose(line.y, [done[k].accuracy.macro for k in keys])
 
 
 def test_every_method_is_shown_before_a_second_of_any(done: dict[str, Result]) -> None:
-    groups, _ = grouped([opened(done[k]) for k in ("fedavg 0", "hostile 0.2", "hostile 0.4", "local 0")])
-    assert [g.name for g in reports._one_of_each_first(groups)] == [
-        "fedavg, ipm 20 %",
+    groups = grouped([opened(done[k]) for k in ("fedavg 0", "hostile 0.2", "hostile 0.4", "local 0")])
+    assert [name_of(g) for g in reports._one_of_each_first(groups)] == [
+        "fedavg, ipm, 20 % malicious",
         "local, no attack",
-        "fedavg, ipm 40 %",
+        "fedavg, ipm, 40 % malicious",
         "fedavg, no attack",
     ]
 
@@ -301,22 +307,22 @@ def test_epsilon_is_compared_under_the_same_conditions(done: dict[str, Result], 
         (folder / "run.json").write_text(json.dumps(raw))
         tampered(folder, "UPDATE notes SET value = ? WHERE name = 'epsilon'", json.dumps({"composed": epsilon}))
         runs.append(RunData(RunFolder.open(folder)))
-    said = reports.epsilon_accuracy(grouped(runs)[0]).alt
+    said = several_runs.epsilon_accuracy(grouped(runs)).alt
     assert "fedpkda (sf)" in said
     assert "ipm" not in said
     with pytest.raises(Missing, match="do not differ in epsilon"):
-        reports.epsilon_accuracy(grouped(runs[1:])[0])
+        several_runs.epsilon_accuracy(grouped(runs[1:]))
 
 
 def test_similar_clients_stand_together_and_few_do_not_spoil_the_scale() -> None:
     rng = np.random.default_rng(0)
     group = rng.permutation(np.repeat(range(4), 5))
     weights = np.where(group[:, None] == group, 0.05, 0.0)
-    assert sum(group[a] != group[b] for a, b in pairwise(gather._by_cluster(weights[None]))) == 3
+    assert sum(group[a] != group[b] for a, b in pairwise(by_cluster(weights[None]))) == 3
     weights[0, 1] = 0.6
-    assert gather._scale(weights[None]) == pytest.approx(0.05)
-    assert gather._scale(np.zeros((1, 3, 3))) > 0
-    assert gather._by_cluster(np.full((2, 4, 4), 0.25)) == [0, 1, 2, 3]
+    assert scale(weights[None]) == pytest.approx(0.05)
+    assert scale(np.zeros((1, 3, 3))) > 0
+    assert by_cluster(np.full((2, 4, 4), 0.25)) == [0, 1, 2, 3]
 
 
 # ---------------------------------------------------------------- the page
@@ -350,8 +356,8 @@ def test_the_page_stands_alone(done: dict[str, Result], tmp_path: Path, keys: tu
     assert files == [tmp_path / "report.html"]
     html = files[0].read_text()
     page = check_stands_alone(html)
-    assert all(svg.get("aria-label") and svg.get("role") == "img" for svg in page.all("svg"))
-    assert not [c for c in figures.THEME if c in re.sub(r"<style>.*?</style>", "", html, flags=re.S)]
+    assert all(one.get("aria-label") and one.get("role") == "img" for one in page.all("svg"))
+    assert not [c for c in svg.THEME if c in re.sub(r"<style>.*?</style>", "", html, flags=re.S)]
     drawings = re.findall(r' id="([^"]+)"', html)
     assert len(drawings) == len(set(drawings))
     for key in keys:
@@ -432,7 +438,7 @@ def test_damaged_notes_leave_figures_out_with_a_reason(done: dict[str, Result], 
         folder = copied(done[key], tmp_path / str(i))
         tampered(folder, "UPDATE notes SET value = ?", text)
         parts = details(RunData(RunFolder.open(folder)))
-        assert all(isinstance(p, LeftOut) and p.why for p in parts if not isinstance(p, Shown) or p.name != "removals")
+        assert all(isinstance(p, LeftOut) and p.why for p in parts if not isinstance(p, Figure) or p.name != "removals")
     write_report([RunFolder.open(folder)])
 
 
@@ -440,8 +446,8 @@ def test_a_run_without_a_round_says_so(done: dict[str, Result], tmp_path: Path) 
     folder = copied(done["fedcap"], tmp_path / "run")
     for table in ("rounds", "clients", "exchanges", "events", "notes"):
         tampered(folder, f"DELETE FROM {table}")
-    parts = overview(grouped([RunData(RunFolder.open(folder))])[0])
-    assert [p.name for p in parts if isinstance(p, Shown)] == ["split"]
+    parts = compared(grouped([RunData(RunFolder.open(folder))]))
+    assert [p.name for p in parts if isinstance(p, Figure)] == ["split"]
     assert {p.why for p in parts if isinstance(p, LeftOut)} >= {"no round has been evaluated yet"}
     (file,), gaps = write_report([RunFolder.open(folder)])
     page = Page(file.read_text())
@@ -474,15 +480,14 @@ def test_links_in_a_run_folder_are_not_followed(done: dict[str, Result], tmp_pat
 
 def test_custom_methods_get_the_matrix_by_making_the_notes(done: dict[str, Result], tmp_path: Path) -> None:
     folder = copied(done["fedavg 0"], tmp_path / "run")
-    assert not [p for p in details(RunData(RunFolder.open(folder))) if isinstance(p, Shown)]
+    assert not [p for p in details(RunData(RunFolder.open(folder))) if isinstance(p, Figure)]
     tampered(folder, "INSERT INTO notes VALUES (1, 'participants', '[2, 5]')")
     tampered(folder, "INSERT INTO notes VALUES (1, 'collaborators', '[[0.75, 0.25], [0.5, 0.5]]')")
     run = RunData(RunFolder.open(folder))
-    frame = collaboration(run, 10**6).frames[0]
-    assert frame[2, 5] == 0.25
-    assert frame[5, 2] == 0.5
-    assert np.isfinite(frame).sum() == 4
-    shown(details(run), "matrix").draw()
+    found = collaboration(run, 10**6)
+    assert found.clients == [2, 5]
+    np.testing.assert_array_equal(found.frames[0], [[0.75, 0.25], [0.5, 0.5]])
+    svg.draw(shown(details(run), "matrix"))
 
 
 # ---------------------------------------------------------------- size and speed
@@ -540,8 +545,8 @@ def test_drawing_leaves_matplotlib_as_it_was() -> None:
     import matplotlib as mpl
 
     before = dict(mpl.rcParams)
-    series = [figures.Series("a", np.arange(3), np.arange(3.0))]
-    figures.inline_svg(figures.curves(series, "round", "y"), "alt", "salt")
+    lines = Lines("round", "y", "", [Series("a", np.arange(3), np.arange(3.0))])
+    svg.inline_svg(svg.draw(Figure("caption", "alt", [lines])), "alt", "salt")
     assert dict(mpl.rcParams) == before
 
 

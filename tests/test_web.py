@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,14 @@ from starlette.testclient import TestClient
 
 from fedkin.config import make_config
 from fedkin.errors import DataError, UsageError
+from fedkin.report import palette, svg
+from fedkin.report.one_run import ACCURACY, FIGURES
+from fedkin.report.page import write_report
+from fedkin.report.queries import PAGE, select
 from fedkin.runs.database import TABLES, Database, create
 from fedkin.runs.folder import RunFolder
-from fedkin.web import figures, views
-from fedkin.web import queries as metrics
 from fedkin.web import stream as live
+from fedkin.web import views
 from fedkin.web.guard import check_binding
 from fedkin.web.routes import create_app, report_policy
 from fedkin.web.stream import Streams, place_of
@@ -210,43 +214,123 @@ def test_every_page_of_a_real_run_answers_with_its_numbers(real: tuple[Path, dic
         found = web.get(f"/api/runs/{name}/clients").json()["clients"]
         assert [c["accuracy"] for c in found] == pytest.approx([c.accuracy for c in result.per_client])
         assert [c["malicious"] for c in found] == [c.client in result.malicious for c in result.per_client]
-        phases = web.get(f"/api/runs/{name}/phases").json()["phases"]
-        assert sum(p["bytes_down"] for p in phases) == result.bytes["down"]
+        sent = panels(web, name, "cost-per-phase")[0]
+        assert [sum(part["values"]) for part in sent["parts"]] == [result.bytes["down"], result.bytes["up"]]
         one = web.get(f"/api/runs/{name}/clients/2").json()
         assert one["series"]["accuracy"][-1] == pytest.approx(result.per_client[2].accuracy)
         assert sum(c["count"] for c in one["classes"]) == result.per_client[2].train_samples
-        split = web.get(f"/api/runs/{name}/split").json()
-        assert split["hash"] == result.prepared.split_hash
-        assert [sum(row) for row in split["counts"]] == [c.train_samples for c in result.per_client]
+        assert result.prepared.split_hash[:12] in web.get(f"/api/runs/{name}/figures/split").json()["caption"]
+        (split,) = panels(web, name, "split")
+        assert [sum(v or 0 for v in row) for row in split["values"]] == [c.train_samples for c in result.per_client]
         for path in (f"/run/{name}", f"/run/{name}/client/2"):
             assert web.get(path).status_code == 200
+
+
+def panels(web: TestClient, name: str, figure: str, **query: Any) -> list[dict[str, Any]]:
+    """What a figure is made of; nothing where the page says why there is none."""
+    answer = web.get(f"/api/runs/{name}/figures/{figure}", params=query)
+    assert answer.status_code == 200, answer.text[:300]
+    found: list[dict[str, Any]] = answer.json().get("panels", [])
+    assert bool(found) != bool(answer.json().get("why"))
+    return found
 
 
 def test_figures_show_what_the_methods_noted(real: tuple[Path, dict[str, Any]]) -> None:
     runs, results = real
     web = client_of(runs)
     for name, result in results.items():
-        noted = {n.name for n in result.notes}
-        matrix = web.get(f"/api/runs/{name}/matrix").json()
-        judged = web.get(f"/api/runs/{name}/judgements").json()
-        weights = web.get(f"/api/runs/{name}/contributions").json()
-        assert bool(matrix["rounds"]) == (result.method in ("fedcap", "pfedcs"))
-        assert judged["what"] == {"fedcap": "norm", "c-pfl": "score"}.get(result.method)
-        assert weights["name"] == ("alpha" if "alpha" in noted else None)
-        if matrix["rounds"]:
+        own = {figure: panels(web, name, figure) for figure in ("matrix", "committee", "lengths", "contributions")}
+        expected = {"fedcap": {"matrix", "lengths"}, "c-pfl": {"committee"}, "pfedcs": {"matrix"}}
+        assert {k for k, found in own.items() if found} == expected.get(result.method, {"contributions"})
+        for matrix in own["matrix"]:
             key = "weights" if result.method == "fedcap" else "collaborators"
             last = [n for n in result.notes if n.name == key][-1]
-            assert np.allclose(matrix["values"], last.value, atol=1e-6)
-            assert len(matrix["clients"]) == len(matrix["values"])
+            who = [
+                n.value for n in result.notes if n.name == ("members" if result.method == "fedcap" else "participants")
+            ]
+            at = [sorted({c for ids in who for c in ids}).index(c) for c in who[-1]]
+            assert np.allclose(np.array(matrix["values"], float)[np.ix_(at, at)], last.value, atol=1e-6)
             assert sorted(matrix["order"]) == list(range(len(matrix["values"])))
-        if weights["rounds"]:
-            alpha = [n.value for n in result.notes if n.name == "alpha"]
-            assert np.allclose(np.array(weights["values"]).T, np.array([a.tolist() for a in alpha]), atol=1e-6)
-        events = web.get(f"/api/runs/{name}/events").json()["events"]
+            first = panels(web, name, "matrix", round=1)[0]
+            assert first["order"] == matrix["order"]  # rows stay where they are as one moves through the rounds
+            assert first["values"] != matrix["values"]
+        for weights in own["contributions"][:1]:
+            alpha = [n.value.tolist() for n in result.notes if n.name == "alpha"]
+            assert np.allclose(np.array(weights["values"]).T, np.array(alpha), atol=1e-6)
         removed = {
-            c: r for c, r, k in zip(events["client"], events["round"], events["kind"], strict=True) if k == "removed"
+            e["row"]: e["round"]
+            for timeline in panels(web, name, "removals")
+            for e in timeline["events"]
+            if e["kind"] == "removed"
         }
-        assert removed == {c: r + 1 for c, r in result.removed.items()}
+        order = [*sorted(result.malicious), *(c for c in range(10) if c not in result.malicious)]
+        assert {order[row]: r for row, r in removed.items()} == {c: r + 1 for c, r in result.removed.items()}
+
+
+def test_report_and_page_show_the_same_figures(real: tuple[Path, dict[str, Any]], monkeypatch: Any) -> None:
+    """For every figure of a run: the numbers, the order of clients, the words, the units and the colours that the
+    report draws are those that the page's scripts are handed."""
+    runs, results = real
+    web = client_of(runs)
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(svg, "draw", lambda figure, draw=svg.draw: drawn.update({figure.name: figure}) or draw(figure))
+    seen = set()
+    for name in results:
+        drawn.clear()
+        write_report([RunFolder.open(runs / name)], runs.parent / f"report-{name}")
+        for key in FIGURES:
+            there = web.get(f"/api/runs/{name}/figures/{key}").json()
+            assert (key in drawn) == ("why" not in there) or key == "bytes-per-round", (name, key)
+            if key not in drawn:
+                continue
+            seen.add(key)
+            mine = drawn[key]
+            assert (there["title"], there["caption"]) == (mine.title, mine.caption)
+            assert [panel["kind"] for panel in there["panels"]] == [type(panel).__name__ for panel in mine.panels]
+            for panel, own in zip(there["panels"], mine.panels, strict=True):
+                assert same(panel, own), (name, key)
+    assert seen == set(FIGURES) - {"bytes-per-round", "prototypes"}
+
+
+def same(told: Any, drawn: Any) -> bool:
+    """A figure's part as JSON has it, against what is drawn: all of its fields."""
+    if isinstance(told, dict) and not isinstance(drawn, dict):
+        return all(same(told[k], getattr(drawn, k)) for k in told if k != "kind")
+    if isinstance(told, dict):
+        return told.keys() == drawn.keys() and all(same(told[k], drawn[k]) for k in told)
+    if isinstance(told, list):
+        return len(told) == len(drawn) and all(map(same, told, list(drawn)))
+    if told is None or isinstance(told, float):
+        return (told is None and drawn is None) or np.isclose(np.nan if told is None else told, drawn, equal_nan=True)
+    return bool(told == drawn)
+
+
+def test_the_scripts_have_no_words_units_or_colours_of_their_own(real: tuple[Path, dict[str, Any]]) -> None:
+    """Of figures that the report has too: what the reader sees is said in report/ alone."""
+    runs, results = real
+    web = client_of(runs)
+    static = Path(views.__file__).parent / "static"
+    drawing = "".join((static / name).read_text() for name in ("figures.js", "charts.js"))
+    ours = "".join(path.read_text() for path in static.glob("*.js"))
+    pages = "".join((static.parent / "templates" / name).read_text() for name in ("run.html", "compare.html"))
+    said = {plan.title for plan in FIGURES.values()}
+    for name in results:
+        for key in FIGURES:
+            for panel in panels(web, name, key):
+                said |= {panel[k] for k in ("x", "y", "what", "title") if panel.get(k)}
+                said |= {one["label"] for k in ("series", "parts") for one in panel.get(k, [])}
+    assert {"Who learns from whom", "learns from", "to the server", "threshold", ACCURACY} <= said
+    assert not [words for words in said - {"round", "client"} if words in re.findall(r'"([^"]*)"', drawing)]
+    assert not [plan.title for plan in FIGURES.values() if f">{plan.title}<" in pages or f'"{plan.title}"' in pages]
+    styles = (static / "style.css").read_text()
+    for colours in (palette.SERIES, palette.DARK_SERIES, palette.HEAT, palette.LIGHT.values(), palette.DARK.values()):
+        assert not [c for c in colours if c in ours + pages]
+    assert not re.search(r"--(?:c\d|h\d+|ink|muted|grid|paper|soft|link|bad):", styles)
+    served = web.get("/palette.css").text
+    (file,), _ = write_report([RunFolder.open(runs / next(iter(results)))], runs.parent / "report")
+    assert palette.css() in served
+    assert palette.css() in file.read_text()
+    assert '<link rel="stylesheet" href="/palette.css">' in web.get("/").text
 
 
 def test_compare_overlays_curves_and_names_the_differences(real: tuple[Path, dict[str, Any]]) -> None:
@@ -254,6 +338,15 @@ def test_compare_overlays_curves_and_names_the_differences(real: tuple[Path, dic
     web = client_of(runs)
     page = web.get("/api/compare", params={"run": list(results)}).json()
     assert [run["id"] for run in page["runs"]] == list(results)
+    for measure, figure, x in (("macro", 0, "round"), ("test_loss", 1, "megabytes, both ways")):
+        query = {"run": list(results), "measure": measure}
+        (panel,) = web.get("/api/compare", params=query).json()["figures"][figure]["panels"]
+        assert panel["x"] == x
+        lines = {one["label"].split(",")[0]: one["y"] for one in panel["series"]}
+        for name, result in results.items():
+            own = [r.test_loss if measure == "test_loss" else r.accuracy.macro for r in result.history if not r.final]
+            assert lines[result.method] == pytest.approx(own), name
+    assert web.get("/api/compare", params={"run": list(results), "measure": "x"}).status_code == 404
     assert len({run["label"] for run in page["runs"]}) == 4
     diff = {line["key"]: line["values"] for line in page["diff"]}
     assert diff["method"] == [r.method for r in results.values()]
@@ -324,9 +417,9 @@ def test_a_run_that_stopped_names_the_command_that_goes_on_with_it(runs: Path, w
 def test_only_the_sites_of_a_deployment_know_their_classes(runs: Path, web: TestClient) -> None:
     (make_run(runs, "served") / "sites.json").write_text("[]")
     assert web.get("/api/runs/served").json()["deployed"]
-    answer = web.get("/api/runs/served/split")
-    assert answer.is_client_error or answer.is_server_error
-    assert "only the sites know" in answer.json()["error"]
+    answer = web.get("/api/runs/served/figures/split").json()
+    assert "only the sites know" in answer["why"]
+    assert "panels" not in answer
     page = web.get("/api/runs/served/clients/1").json()
     assert (page["classes"], page["attacked"]) == ([], True)
     assert "only the sites know" in page["classes_problem"]
@@ -335,13 +428,14 @@ def test_only_the_sites_of_a_deployment_know_their_classes(runs: Path, web: Test
 def test_words_stand_out_from_what_they_stand_on() -> None:
     assert round(contrast("#000000", "#ffffff"), 2) == 21.0
     assert round(contrast("#777777", "#ffffff"), 2) == 4.48  # the textbook's example of too little
-    css = (Path(figures.__file__).parent / "static" / "style.css").read_text()
-    words = set(re.findall(r"(?<![-\w])color: var\(--([\w-]+)\)", css)) - {"card"}
+    own = (Path(views.__file__).parent / "static" / "style.css").read_text()
+    css = palette.css().replace(" screen and", "") + own
+    words = set(re.findall(r"(?<![-\w])color: var\(--([\w-]+)\)", css)) - {"paper"}
     words |= set(re.findall(r"svg (?:text|\.strong|\.marked) \{[^}]*fill: var\(--([\w-]+)\)", css))
-    assert {"ink", "soft", "link", "good", "warn", "bad", "still"} == words
-    for look in looks(css):
-        pairs = [(word, behind) for word in sorted(words) for behind in ("page", "card", "stripe", "truth")]
-        weak = {pair: contrast(look[pair[0]], look[pair[1]]) for pair in (*pairs, ("card", "link"))}
+    assert {"ink", "muted", "link", "good", "warn", "bad", "still"} == words
+    for look in (one | other for one, other in zip(looks(palette.css()), looks(own), strict=True)):
+        pairs = [(word, behind) for word in sorted(words) for behind in ("page", "paper", "soft", "truth")]
+        weak = {pair: contrast(look[pair[0]], look[pair[1]]) for pair in (*pairs, ("paper", "link"))}
         assert not {pair: ratio for pair, ratio in weak.items() if ratio < 4.5}
 
 
@@ -390,7 +484,7 @@ def test_tables_and_notes_come_in_pages(runs: Path, web: TestClient) -> None:
 def test_large_notes_are_cut_into_answers_of_bounded_size(
     runs: Path, web: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "MOST_ANSWER_BYTES", 100)
+    monkeypatch.setattr(views, "MOST_ANSWER_BYTES", 100)
     make_run(runs, rounds=9, clients=3)
     page = web.get("/api/runs/made/notes", params={"name": "weights"}).json()
     assert 0 < len(page["notes"]) < 9
@@ -530,12 +624,9 @@ APIS = (
     "",
     "/clients",
     "/clients/0",
-    "/matrix",
-    "/judgements",
-    "/contributions",
-    "/events",
-    "/phases",
-    "/split",
+    *(f"/figures/{name}" for name in FIGURES),
+    "/figures/matrix?round=2",
+    "/table/events",
     "/notes?name=weights",
     "/table/rounds",
 )
@@ -637,7 +728,7 @@ def test_links_are_not_followed(runs: Path, web: TestClient, tmp_path: Path) -> 
         (inside / name).symlink_to(outside / name)
     assert web.get("/api/runs/by-run.json").status_code == 422
     assert web.get("/api/runs/by-metrics.sqlite").status_code == 422
-    assert web.get("/api/runs/by-split.npz/split").status_code == 422
+    assert web.get("/api/runs/by-split.npz/figures/split").status_code == 422
     assert web.get("/report/by-report.html").status_code == 422
     assert "secret report" not in web.get("/report/by-report.html").text
 
@@ -650,7 +741,7 @@ def test_names_that_climb_are_refused(runs: Path, web: TestClient, tmp_path: Pat
     make_run(tmp_path, "outside")
     (tmp_path / "run.json").write_text(json.dumps(facts("tmp")))
     (runs / "run.json").write_text(json.dumps(facts("runs")))
-    for path in ("/api/runs/{}", "/run/{}", "/report/{}", "/api/runs/{}/stream", "/api/runs/{}/split"):
+    for path in ("/api/runs/{}", "/run/{}", "/report/{}", "/api/runs/{}/stream", "/api/runs/{}/figures/split"):
         status, _, body = raw_get(create_app(runs), path.format(name))
         assert status in (404, 422), path
         assert "2026-01-02" not in body
@@ -760,12 +851,12 @@ os._exit(0)
     assert (folder / "metrics.sqlite-journal").exists()
 
 
-def test_a_slow_question_is_cut_short(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_question_is_cut_short(runs: Path) -> None:
     folder = make_run(runs, rounds=30, clients=30)
-    monkeypatch.setattr(metrics, "LONGEST", 0.05)
+    hasty = replace(PAGE, seconds=0.05)
     begin = time.perf_counter()
     with pytest.raises(DataError, match="interrupted"):
-        metrics.select(folder, "count(*)", "clients", "AS a, clients AS b, clients AS c, clients AS d")
+        select(folder, "count(*)", "clients", "AS a, clients AS b, clients AS c, clients AS d", limits=hasty)
     assert time.perf_counter() - begin < 3
 
 
@@ -775,20 +866,18 @@ def test_a_zip_bomb_for_a_split_is_not_unpacked(runs: Path, web: TestClient) -> 
     folder = make_run(runs)
     with zipfile.ZipFile(folder / "split.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("class_counts.npy", b"\0" * (200 << 20))
-    answer = web.get("/api/runs/made/split")
+    answer = web.get("/api/runs/made/figures/split")
     assert answer.status_code == 422
     assert "larger" in answer.json()["error"]
     with zipfile.ZipFile(folder / "split.npz", "w") as archive:
         header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (3, 100000000000), }"
         archive.writestr("class_counts.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-    assert web.get("/api/runs/made/split").status_code == 422
+    assert web.get("/api/runs/made/figures/split").status_code == 422
     np.savez(folder / "split.npz", class_counts=np.array([[{"a": 1}]], object))
-    assert web.get("/api/runs/made/split").status_code == 422
+    assert web.get("/api/runs/made/figures/split").status_code == 422
 
 
 def test_a_report_is_served_in_a_sandbox(runs: Path, web: TestClient) -> None:
-    from fedkin.report.page import write_report
-
     folder = make_run(runs)
     missing = web.get("/report/made")
     assert missing.status_code == 404
@@ -912,7 +1001,7 @@ def test_many_large_runs_stay_responsive(runs: Path) -> None:
 
     assert seconds("/api/runs") < 1
     assert seconds("/") < 1
-    drawn = ("", "/clients", "/matrix", "/judgements", "/contributions", "/events", "/phases", "/split")
+    drawn = ("", "/clients", *(f"/figures/{name}" for name in FIGURES))
     took = {path: seconds(f"/api/runs/run-000{path}") for path in drawn}
     assert sum(took.values()) < 1, took
     assert seconds("/api/runs/run-000/clients/50") < 1

@@ -17,12 +17,15 @@ from starlette.staticfiles import StaticFiles
 
 from fedkin import report
 from fedkin.errors import FedKinError, UsageError
+from fedkin.report import palette
+from fedkin.report.one_run import FIGURES
+from fedkin.report.queries import PAGE
+from fedkin.report.several_runs import MEASURES
 from fedkin.runs.catalogue import Catalogue
 from fedkin.runs.folder import REPORT, RunFolder
 from fedkin.runs.reading import read_bytes
-from fedkin.web import figures, views
+from fedkin.web import views
 from fedkin.web.guard import App, Guard
-from fedkin.web.queries import MOST_ROWS
 from fedkin.web.stream import Streams, place_of
 from fedkin.web.values import text
 
@@ -30,7 +33,7 @@ HERE = Path(__file__).parent
 MOST_REPORT = 64 << 20
 
 Offset = Annotated[int, Query(ge=0, le=10**9)]
-Limit = Annotated[int, Query(ge=1, le=MOST_ROWS)]
+Limit = Annotated[int, Query(ge=1, le=PAGE.rows)]
 Round = Annotated[int | None, Query(ge=0, le=10**9)]
 Client = Annotated[int | None, Query(ge=0, le=10**9)]
 Word = Annotated[str | None, Query(max_length=200)]
@@ -74,7 +77,7 @@ def _add_pages(app: FastAPI, catalogue: Catalogue, pages: Environment) -> None:
     @app.get("/run/{name}")
     def run(name: str) -> Response:
         found = catalogue.find(name).info.id
-        return page("run.html", run=found) if found == name else RedirectResponse(f"/run/{found}")
+        return page("run.html", run=found, figures=FIGURES) if found == name else RedirectResponse(f"/run/{found}")
 
     @app.get("/run/{name}/client/{client}")
     def client(name: str, client: int) -> Response:
@@ -83,9 +86,13 @@ def _add_pages(app: FastAPI, catalogue: Catalogue, pages: Environment) -> None:
             raise UsageError(f"client {client}: this run has clients 0 to {len(found.names) - 1}")
         return page("client.html", run=found.id, client=client)
 
+    @app.get("/palette.css")
+    def colours() -> Response:
+        return Response(palette.css() + palette.classes(), media_type="text/css")
+
     @app.get("/compare")
     def compare() -> HTMLResponse:
-        return page("compare.html")
+        return page("compare.html", measures={name: words for name, (words, _, _) in MEASURES.items()})
 
     @app.get("/report/{name}")
     def report(name: str) -> Response:
@@ -124,11 +131,11 @@ def _add_api(app: FastAPI, catalogue: Catalogue) -> None:
         return Json(views.listing(catalogue, wanted, text or "", sort or "created", order == "up", offset, limit))
 
     @app.get("/api/compare")
-    def compare(run: Annotated[list[str] | None, Query()] = None) -> Json:
+    def compare(run: Annotated[list[str] | None, Query()] = None, measure: Word = None, seeds: bool = True) -> Json:
         names = list(dict.fromkeys(run or []))
         if not 2 <= len(names) <= views.MOST_COMPARED:
             raise UsageError(f"{len(names)} runs to compare: select from 2 to {views.MOST_COMPARED}")
-        return Json(views.compare_page([catalogue.find(name) for name in names]))
+        return Json(views.compare_page([catalogue.find(name) for name in names], measure or "macro", seeds))
 
     @app.get("/api/runs/{name}")
     def run(name: str) -> Json:
@@ -144,39 +151,19 @@ def _add_api(app: FastAPI, catalogue: Catalogue) -> None:
     def notes(
         name: str, note: Annotated[str, Query(alias="name", max_length=200)], start: Offset = 0, limit: Limit = 1000
     ) -> Json:
-        return Json(figures.notes_page(catalogue.find(name), note, start, limit))
+        return Json(views.notes_page(catalogue.find(name), note, start, limit))
 
     @app.get("/api/runs/{name}/clients")
-    def clients(name: str, offset: Offset = 0, limit: Limit = figures.MOST_CLIENTS) -> Json:
+    def clients(name: str, offset: Offset = 0, limit: Limit = views.MOST_CLIENTS) -> Json:
         return Json(views.clients_page(catalogue.find(name), offset, limit))
 
     @app.get("/api/runs/{name}/clients/{client}")
     def client(name: str, client: int) -> Json:
         return Json(views.client_page(catalogue.find(name), client))
 
-    @app.get("/api/runs/{name}/matrix")
-    def matrix(name: str, round: Round = None) -> Json:
-        return Json(figures.matrix_page(catalogue.find(name), round))
-
-    @app.get("/api/runs/{name}/split")
-    def split(name: str) -> Json:
-        return Json(figures.split_page(catalogue.find(name)))
-
-    @app.get("/api/runs/{name}/phases")
-    def phases(name: str) -> Json:
-        return Json(figures.phases_page(catalogue.find(name)))
-
-    @app.get("/api/runs/{name}/events")
-    def events(name: str) -> Json:
-        return Json(figures.events_page(catalogue.find(name)))
-
-    @app.get("/api/runs/{name}/contributions")
-    def contributions(name: str) -> Json:
-        return Json(figures.contributions_page(catalogue.find(name)))
-
-    @app.get("/api/runs/{name}/judgements")
-    def judgements(name: str) -> Json:
-        return Json(figures.judgements_page(catalogue.find(name)))
+    @app.get("/api/runs/{name}/figures/{figure}")
+    def figure(name: str, figure: str, round: Round = None) -> Json:
+        return Json(views.figure_page(catalogue.find(name), figure, round))
 
 
 def _add_stream(app: FastAPI, catalogue: Catalogue, streams: Streams) -> None:

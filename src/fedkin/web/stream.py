@@ -10,9 +10,10 @@ from typing import Any
 from anyio import sleep, to_thread
 
 from fedkin.errors import DataError, FedKinError
+from fedkin.report.gather import CURVES, rounds_after
 from fedkin.runs.folder import METRICS, RunFolder
 from fedkin.web.values import columns, number, text
-from fedkin.web.views import CURVES, rounds_after, summary
+from fedkin.web.views import summary
 
 EVERY = 0.5  # seconds between looks
 ALIVE = 5.0  # seconds after which silence is broken
@@ -84,7 +85,7 @@ def _look(run: RunFolder, place: Place) -> tuple[dict[str, Any], list[tuple[Any,
     info = RunFolder.open(run.path).info
     status = {**summary(info), "error": None if info.error is None else text(info.error, 5000)}
     try:
-        rows = rounds_after(run.path, *place, limit=BATCH)
+        rows = rounds_after(run.path, *place, most=BATCH)
     except DataError as error:
         if (run.path / METRICS).exists() and "locked" not in str(error):
             raise

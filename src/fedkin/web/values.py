@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
+
+import numpy as np
 
 Row = dict[str, Any]
 
@@ -46,3 +49,18 @@ def cell(value: Any) -> Any:
 
 def record(names: Sequence[str], row: Sequence[Any]) -> Row:
     return dict(zip(names, map(cell, row), strict=True))
+
+
+def shown(value: Any) -> Any:
+    """A figure, or what it is made of, as JSON has it: what is no number is null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__, **{f.name: shown(getattr(value, f.name)) for f in fields(value)}}
+    if isinstance(value, np.ndarray):
+        return (
+            [shown(row) for row in value] if value.ndim > 1 else [v if abs(v) < 1e300 else None for v in value.tolist()]
+        )
+    if isinstance(value, Mapping):
+        return {text(k): shown(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [shown(v) for v in value]
+    return text(value, 500) if isinstance(value, str) else number(value) if isinstance(value, float) else value

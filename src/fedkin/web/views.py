@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedkin.errors import DataError, FedKinError, UsageError
+from fedkin.errors import DataError, FedKinError, UsageError, unknown
+from fedkin.report import several_runs
+from fedkin.report.figures import Figure, LeftOut, attempt
+from fedkin.report.gather import CURVES, RunData, parsed, rounds_after
+from fedkin.report.one_run import FIGURES, figure
+from fedkin.report.queries import PAGE, select
 from fedkin.runs.catalogue import Broken, Catalogue, runs_folder
 from fedkin.runs.database import TABLES
 from fedkin.runs.folder import METRICS, REPORT, RunFolder, RunInfo
-from fedkin.web.figures import MOST_CLIENTS, split_page
-from fedkin.web.queries import MOST_ROWS, select
-from fedkin.web.values import Row, clean, columns, number, record, text
+from fedkin.web.values import Row, clean, columns, number, record, shown, text
 
 MOST_RUNS = 1000  # in one answer
 MOST_COMPARED = 24
+MOST_ANSWER_BYTES = 1 << 20  # of notes
+MOST_CLIENTS = 5_000  # in a list
 FACETS = ("method", "data", "status", "attack")
-CURVES = (
-    "round",
-    "micro",
-    "macro",
-    "worst_decile",
-    "std",
-    "test_loss",
-    "train_loss",
-    "bytes_down",
-    "bytes_up",
-    "seconds",
-    "participants",
-    "failed",
-    "removed",
-    "training",
-    "evaluating",
-    "writing",
-    "wall",
-)
 ACCURACIES = ("micro", "macro", "worst_decile", "std")
 
 
@@ -109,18 +96,6 @@ def listing(
 
 
 # ---------------------------------------------------------------- one run
-
-
-def rounds_after(folder: Path, round: int = -1, final: int = 1, limit: int = MOST_ROWS) -> list[tuple[Any, ...]]:
-    """Rows (final, *CURVES) of the rounds table that come after this one, in order."""
-    return select(
-        folder,
-        f"final, {', '.join(CURVES)}",
-        "rounds",
-        "WHERE round > ? OR (round = ? AND final > ?) ORDER BY round, final",
-        (round, round, final),
-        limit,
-    )
 
 
 def curves(folder: Path) -> tuple[dict[str, list[Any]], Row | None]:
@@ -268,9 +243,8 @@ def client_page(run: RunFolder, client: int) -> Row:
     macro = select(folder, "round, macro", "rounds", "WHERE final = 0 ORDER BY round")
     sums = [_running(number(row[i]) or 0 for row in traffic) for i in (1, 2, 3)]
     try:
-        held = split_page(run)
-        classes = [{"name": name, "count": n} for name, n in zip(held["classes"], held["counts"][client], strict=True)]
-        problem = None
+        counts = RunData(run, PAGE).class_counts[client].tolist()
+        classes, problem = [{"name": str(name), "count": n} for name, n in enumerate(counts)], None
     except FedKinError as error:
         classes, problem = [], text(error, 300)
     return {
@@ -298,54 +272,79 @@ def _running(values: Iterable[float]) -> list[float]:
     return sums
 
 
+# ---------------------------------------------------------------- notes
+
+
+def notes_page(run: RunFolder, name: str, start: int, limit: int) -> Row:
+    """What the method noted under this name from round `start` on, until the answer is large enough."""
+    rest = "WHERE name = ? AND round >= ? AND length(value) <= ? ORDER BY round, rowid"
+    most = min(limit, 2000)
+    rows = select(run.path, "round, value", "notes", rest, (name, start, PAGE.matrix), most + 1)
+    found: list[Row] = []
+    size = 0
+    for round, value in rows[:most]:
+        size += len(value) if isinstance(value, str) else 0
+        if found and size > MOST_ANSWER_BYTES and round != found[-1]["round"]:
+            break
+        found.append({"round": number(round), "value": clean(parsed(value))})
+    more = len(found) < len(rows)
+    return {"name": name, "notes": found, "next": rows[len(found)][0] if more else None}
+
+
+# ---------------------------------------------------------------- figures
+
+
+def figure_page(run: RunFolder, name: str, round: int | None = None) -> Row:
+    """One of the figures that the report has too; or why there is none."""
+    if name not in FIGURES:
+        raise unknown("figure", name[:60], FIGURES)
+    how = {"round": round, "budget": 0} if name == "matrix" else {}
+    return _told(figure(name, RunData(run, PAGE), **how))
+
+
+def _told(found: Figure | LeftOut) -> Row:
+    if isinstance(found, LeftOut) and found.damaged:
+        raise DataError(found.why)
+    told: Row = shown(replace(found, frames=None) if isinstance(found, Figure) else found)
+    return told
+
+
 # ---------------------------------------------------------------- several runs
 
 
-def compare_page(runs: Sequence[RunFolder]) -> Row:
-    """The curves of several runs, and the settings in which they differ."""
-    infos = [run.info for run in runs]
-    resolved = [_settings(info, given=False) for info in infos]
-    settings = [_settings(info, given=True) for info in infos]  # by which people tell them apart
+def compare_page(runs: Sequence[RunFolder], measure: str = "macro", seeds: bool = True) -> Row:
+    """Runs by what they have in common, their curves in one chart (of every run, without `seeds`), and the settings in
+    which they differ."""
+    if measure not in several_runs.MEASURES:
+        raise unknown("measure", measure[:60], several_runs.MEASURES)
+    groups = several_runs.grouped([RunData(run, PAGE) for run in runs])
+    alone = several_runs.one_for_each(groups)
+    places = {run.info.id: i for i, group in enumerate(groups) for run in (*group.members, *group.older)}
+    labels = {group.members[0].info.id: several_runs.name_of(group) for group in alone}
+    lines = []
+    for run in runs:
+        place = places[run.info.id]
+        named = {"label": labels[run.info.id], "group_label": several_runs.name_of(groups[place])}
+        best = number(part(run.info, "best", "round"))
+        lines.append(
+            {**summary(run.info), **{k: text(v, 120) for k, v in named.items()}, "group": place, "best_round": best}
+        )
+    drawn = groups if seeds else alone
+    makers = {"Per round": several_runs.per_round, "Per megabyte": several_runs.per_megabyte}
+    found = [attempt("", title, partial(several_runs.overlaid, make, drawn, measure)) for title, make in makers.items()]
+    resolved = [_settings(run.info) for run in runs]
     keys = list(dict.fromkeys(k for s in resolved for k in s))
     differing = [k for k in keys if any(s.get(k) != resolved[0].get(k) for s in resolved)]
-    lines = []
-    for run, own in zip(runs, settings, strict=True):
-        line = summary(run.info)
-        line["rounds_done"] = line["rounds"]
-        line["rounds"], line["final"] = curves(run.path)
-        line["best_round"] = number(part(run.info, "best", "round"))
-        line["label"], line["group_label"] = _label(own, settings), _label(own, settings, ("seed",))
-        line["group"] = json.dumps({k: v for k, v in own.items() if k != "seed"}, sort_keys=True)
-        lines.append(line)
-    if len({line["label"] for line in lines}) < len(lines):
-        for line in lines:
-            line["label"] = f"{line['label']} ({line['id'][-4:]})"
-    splits = {str(info.prepared.get("split_hash"))[:80] for info in infos}
-    diff = [{"key": k, "values": [s.get(k) for s in resolved]} for k in differing]
-    return {"runs": lines, "diff": diff, "same_split": len(splits) == 1}
+    return {
+        "runs": lines,
+        "figures": [_told(each) for each in found],
+        "older": [run.info.id for group in groups for run in group.older],
+        "diff": [{"key": k, "values": [s.get(k) for s in resolved]} for k in differing],
+        "same_split": len({str(run.info.prepared.get("split_hash"))[:80] for run in runs}) == 1,
+    }
 
 
-def _settings(info: RunInfo, given: bool) -> dict[str, Any]:
-    config = clean({k: v for k, v in info.settings(given).items() if k != "options"})
-    options: dict[str, Any] = clean(info.options)
-    return {**config, **{f"options.{k}": v for k, v in options.items()}}
-
-
-TELLING = ("data", "partition", "clients", "attack", "malicious", "rule", "seed")
-"""Settings by which people tell runs apart, before all others."""
-
-
-def _telling(key: str) -> tuple[bool, int]:
-    return key.startswith("options."), TELLING.index(key) if key in TELLING else len(TELLING)
-
-
-def _label(own: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], aside: Sequence[str] = ()) -> str:
-    """The method, and the settings that tell this run from the others; its options from others of the method."""
-
-    def differs(key: str) -> bool:
-        peers = [s for s in settings if s.get("method") == own.get("method") or not key.startswith("options.")]
-        return any(s.get(key) != own[key] for s in peers)
-
-    told = [k for k in sorted(own, key=_telling) if k not in ("method", *aside) and own[k] is not None and differs(k)]
-    parts = (f"{k.removeprefix('options.')}={text(own[k], 30)}" for k in told[:3])
-    return text(" · ".join([text(own.get("method"), 40), *parts]), 120)
+def _settings(info: RunInfo) -> dict[str, Any]:
+    """All that was filled in."""
+    config = clean({k: v for k, v in info.settings(given=False).items() if k != "options"})
+    return {**config, **{f"options.{k}": v for k, v in clean(info.options).items()}}

@@ -7,7 +7,8 @@ window.addEventListener("beforeprint", () => { opened = [...closed()]; opened.fo
 window.addEventListener("afterprint", () => opened.forEach((one) => { one.open = false; }));
 
 const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-const colours = bytes(JSON.parse(document.getElementById("palette")?.textContent || '""'));
+const heat = JSON.parse(document.getElementById("heat")?.textContent || "[]").map((text) =>
+  [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16)));
 const LEFT = 92, BOTTOM = 104, WIDEST = 560, SCALE = 78, LINE = 15;
 
 function slider(box) {
@@ -28,7 +29,10 @@ function slider(box) {
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
   const short = (name) => (name.length > 13 ? name.slice(0, 12) + "…" : name);
 
-  const colour = (v) => `rgb(${colours[3 * v]}, ${colours[3 * v + 1]}, ${colours[3 * v + 2]})`;
+  function colour(v) { // between two of the palette's colours they are mixed
+    const place = (v / 254) * (heat.length - 1), below = Math.min(heat.length - 2, Math.floor(place));
+    return `rgb(${heat[below].map((low, i) => Math.round(low + (place - below) * (heat[below + 1][i] - low)))})`;
+  }
 
   function draw() {
     const frame = frames[range.value], cell = side / n, step = Math.ceil(n * LINE / side);
@@ -47,7 +51,7 @@ function slider(box) {
       pen.fillText(short(data.names[i]), LEFT - 6, at);
       pen.save(); pen.translate(LEFT - 4 + at, side + 10); pen.rotate(-Math.PI / 3); pen.fillText(short(data.names[i]), 0, 0); pen.restore();
     }
-    pen.textAlign = "center"; pen.fillText("learns from", LEFT + side / 2, side + BOTTOM - 10);
+    pen.textAlign = "center"; pen.fillText(data.x, LEFT + side / 2, side + BOTTOM - 10);
     for (let v = 0; v < 255; v++) {
       pen.fillStyle = colour(v);
       pen.fillRect(LEFT + side + 14, 4 + side * (1 - (v + 1) / 255), 14, side / 255 + 0.5);
@@ -60,7 +64,7 @@ function slider(box) {
       pen.strokeRect(LEFT + column * cell, 4 + row * cell, cell, cell);
       const v = frame[row * n + column];
       const weight = v === 255 ? "not in this round" : (v / 254 * data.most).toPrecision(2);
-      said.textContent = `${data.names[row]} learns from ${data.names[column]}: ` +
+      said.textContent = `${data.names[row]} ${data.x} ${data.names[column]}: ` +
         (v === 254 ? "at least " : "") + weight;
     }
     shown.textContent = "round " + data.rounds[range.value];

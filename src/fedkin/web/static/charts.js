@@ -5,7 +5,7 @@
 import { draw, known, make, plain } from "./base.js";
 
 const GAP = { left: 62, right: 14, top: 10, bottom: 36 };
-const LEVELS = 16;
+const LEVELS = 16; // of a map's colours, in /palette.css
 
 // A chart in `host`: `paint(width)` returns an SVG element and, if there is anything to point at, `point` and `step`.
 function chart(host, label, paint) {
@@ -83,7 +83,7 @@ const SHAPES = {
   ring: (x, y) => `M${x - 3.2} ${y}a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0 -6.4 0`,
   cross: (x, y) => `M${x - 3.5} ${y - 3.5}l7 7m-7 0l7 -7`,
   triangle: (x, y) => `M${x} ${y - 4}l4 7h-8z`,
-  square: (x, y) => `M${x - 3} ${y - 3}h6v6h-6z`,
+  square: (x, y) => `M${x - 4} ${y - 4}h8v8h-8z`,
 };
 const HOLLOW = new Set(["ring", "cross", "square"]);
 
@@ -96,13 +96,13 @@ const sample = (one) =>
   one.shape
     ? mark(one.shape, one.slot)
     : draw("svg", { class: "swatch", width: 22, height: 16, viewBox: "0 0 22 16", "aria-hidden": "true" },
-        draw("line", { class: `line s${one.slot}`, x1: 1, x2: 21, y1: 8, y2: 8, "stroke-dasharray": one.dash || null }));
+        draw("line", { class: `line s${one.slot} d${one.dash || 0}`, x1: 1, x2: 21, y1: 8, y2: 8 }));
 
 // Two lines of which the later would hide the earlier.
 const sameLine = (one, other) => !one.shape && !other.shape && one.points.length > 0 && one.points.length === other.points.length
   && one.points.every((p, i) => p[0] === other.points[i][0] && p[1] === other.points[i][1]);
 
-// series: {name, slot 1-8, points [[x, y]], dash, band [[x, low, high]], rings [[x, y]], shape (dots instead of a line)}
+// series: {name, slot and dash (places in the palette), points [[x, y]], band [[x, low, high]], rings [[x, y]], shape (dots instead of a line), step}
 export function lineChart(host, first) {
   let spec = first;
   const off = new Set();
@@ -155,9 +155,10 @@ export function lineChart(host, first) {
         const d = points.map((p) => SHAPES[one.shape](scale.x(p[0]), scale.y(p[1]))).join("");
         svg.append(draw("path", { class: `${HOLLOW.has(one.shape) ? "stroke" : "solid"} s${one.slot}`, d }));
       } else if (points.length) {
-        const d = `M${points.map((p) => `${scale.x(p[0]).toFixed(1)} ${scale.y(p[1]).toFixed(1)}`).join("L")}`;
+        const corners = one.step ? points.flatMap((p, i) => [-1, 1].map((side) => [points[i + side] ? (p[0] + points[i + side][0]) / 2 : p[0], p[1]])) : points;
+        const d = `M${corners.map((p) => `${scale.x(p[0]).toFixed(1)} ${scale.y(p[1]).toFixed(1)}`).join("L")}`;
         const covered = series.slice(series.indexOf(one) + 1).some((other) => sameLine(one, other));
-        svg.append(draw("path", { class: `line s${one.slot}${covered ? " under" : ""}`, d, "stroke-dasharray": covered ? null : one.dash || null }));
+        svg.append(draw("path", { class: `line s${one.slot} ${covered ? "under" : `d${one.dash || 0}`}`, d }));
         if (points.length === 1) svg.append(draw("path", { class: `solid s${one.slot}`, d: SHAPES.dot(scale.x(points[0][0]), scale.y(points[0][1])) }));
       }
     }
@@ -179,11 +180,11 @@ export function lineChart(host, first) {
         if (here.length === 1) return [`${one.name} ${show(here[0])}${tuned}`];
         return [`${one.name} ${show(Math.min(...here))} to ${show(Math.max(...here))} (${here.length})`];
       });
-      return `${spec.x} ${(spec.showX || plain)(x)}: ${parts.join(" · ")}${spec.more ? spec.more(x) : ""}`;
+      return `${spec.x} ${(spec.showX || plain)(x)}: ${parts.join(" · ")}`;
     };
     const alike = series.flatMap((one, i) => series.slice(i + 1).filter((other) => sameLine(one, other)).map((other) => `${one.name} and ${other.name} are equal throughout`));
     return {
-      svg, hint: [spec.hint, ...alike.slice(0, 3)].filter(Boolean).join("; "),
+      svg, hint: alike.slice(0, 3).join("; "),
       point: (px) => (xs.length ? tell(nearest(xs.map(scale.x), px)) : ""),
       step: (dx) => (xs.length ? tell(Math.min(xs.length - 1, Math.max(0, (at ?? (dx > 0 ? -1 : xs.length)) + dx))) : ""),
       clear: () => hair.setAttribute("visibility", "hidden"),
@@ -193,12 +194,12 @@ export function lineChart(host, first) {
   return (next) => { spec = next; drawLegend(); repaint(); };
 }
 
-// values [[...]] over rows x cols; null is left blank. `marked(row)` puts a mark beside a row's name.
+// values [[...]] over rows x cols; null is left blank. `marked(row)` puts a mark beside a row's name. With a `slot` all
+// that is there has its colour, and there is no scale.
 export function heatMap(host, first) {
   let spec = first;
   let cell = null;
-  const label = () => `${spec.label}: ${spec.rows.length} × ${spec.cols.length}, from ${plain(0)} to ${(spec.show || plain)(spec.max)}`;
-  const repaint = chart(host, label, (width) => {
+  const repaint = chart(host, () => spec.label, (width) => {
     const [rows, cols] = [spec.rows.length, spec.cols.length];
     const flags = spec.marked && spec.rows.some((_, i) => spec.marked(i)) ? 16 : 0;
     const left = Math.min(150, 16 + flags + 7.5 * Math.max(1, ...spec.rows.map((name) => Math.min(18, name.length))));
@@ -215,7 +216,8 @@ export function heatMap(host, first) {
       const level = value <= 0 || !(spec.max > 0) ? 0 : Math.min(LEVELS, Math.max(1, Math.ceil((value / spec.max) * LEVELS)));
       paths[level].push(`M${(left + j * w).toFixed(2)} ${(i * h).toFixed(2)}h${w.toFixed(2)}v${h.toFixed(2)}h${(-w).toFixed(2)}z`);
     }));
-    paths.forEach((d, level) => { if (d.length) svg.append(draw("path", { class: `heat h${level}${w > 6 && h > 6 ? " apart" : ""}`, d: d.join("") })); });
+    const scaled = spec.slot === null || spec.slot === undefined;
+    paths.forEach((d, level) => { if (d.length) svg.append(draw("path", { class: `heat ${scaled ? `h${level}` : `fill s${spec.slot}`}${w > 6 && h > 6 ? " apart" : ""}`, d: d.join("") })); });
     const everyRow = Math.ceil(12 / h);
     spec.rows.forEach((name, i) => {
       const marked = spec.marked?.(i);
@@ -231,14 +233,15 @@ export function heatMap(host, first) {
       svg.append(draw("text", { class: "tick", x: left + j * w + w / 2, y: rows * h + 16, "text-anchor": "middle" }, name.length > 10 ? `${name.slice(0, 9)}…` : name));
     });
     svg.append(draw("text", { class: "axis-name", x: left + (cols * w) / 2, y: rows * h + 36, "text-anchor": "middle" }, spec.x));
-    const bar = left + cols * w + 18;
-    const tallBar = Math.min(rows * h, 130);
-    for (let level = 0; level <= LEVELS; level += 1) {
-      const part = tallBar / (LEVELS + 1);
-      svg.append(draw("rect", { class: `heat h${level}`, x: bar, y: tallBar - (level + 1) * part, width: 10, height: part + 0.5 }));
+    if (scaled) {
+      const bar = left + cols * w + 18;
+      const part = Math.min(rows * h, 130) / (LEVELS + 1);
+      for (let level = 0; level <= LEVELS; level += 1) {
+        svg.append(draw("rect", { class: `heat h${level}`, x: bar, y: (LEVELS - level) * part, width: 10, height: part + 0.5 }));
+      }
+      svg.append(draw("text", { class: "tick", x: bar + 14, y: 9 }, top));
+      svg.append(draw("text", { class: "tick", x: bar + 14, y: Math.max(20, (LEVELS + 1) * part) }, "0"));
     }
-    svg.append(draw("text", { class: "tick", x: bar + 14, y: 9 }, top));
-    svg.append(draw("text", { class: "tick", x: bar + 14, y: Math.max(20, tallBar) }, "0"));
     const cursor = draw("rect", { class: "cursor", width: w, height: h, visibility: "hidden" });
     svg.append(cursor);
     const tell = (i, j) => {
@@ -251,7 +254,7 @@ export function heatMap(host, first) {
       return `${spec.y} ${spec.rows[i]}, ${spec.x} ${spec.cols[j]}: ${known(value) ? (spec.show || plain)(value) : "–"}`;
     };
     return {
-      svg, hint: spec.hint,
+      svg,
       point: (px, py) => tell(Math.floor(py / h), Math.floor((px - left) / w)),
       step: (dx, dy) => {
         const [i, j] = cell || [-Math.min(0, dy), -Math.min(0, dx)];
@@ -274,7 +277,7 @@ export function bars(host, spec) {
   const total = (item) => item.parts.reduce((sum, part) => sum + (part.value || 0), 0);
   const told = (item) => `${item.label}: ${item.parts.map((part) => `${part.name} ${(spec.show || plain)(part.value)}`).join(" · ")}`;
   let at = -1;
-  chart(body, () => `${spec.label}. ${spec.items.slice(0, 30).map(told).join("; ")}`, (width) => {
+  chart(body, () => spec.label, (width) => {
     const row = 26;
     const left = Math.min(150, 16 + 7 * Math.max(1, ...spec.items.map((item) => Math.min(18, item.label.length))));
     const height = spec.items.length * row + 6;
@@ -292,7 +295,7 @@ export function bars(host, spec) {
     });
     const tell = (i) => { at = i; return spec.items[i] ? told(spec.items[i]) : ""; };
     return {
-      svg, hint: spec.hint,
+      svg,
       point: (px, py) => tell(Math.floor(py / row)),
       step: (dx, dy) => tell(Math.min(spec.items.length - 1, Math.max(0, at + dx + dy))),
     };
@@ -303,15 +306,14 @@ export function bars(host, spec) {
 // the first `until` of them
 export function columns(host, spec) {
   const show = spec.show || plain;
-  const dashes = ["7 4", "2 3"];
   const body = make("div");
   host.replaceChildren(make("ul", { class: "legend" }, spec.lines.filter((line) => known(line.value)).map((line, i) =>
     make("li", {}, draw("svg", { class: "swatch", width: 22, height: 16, viewBox: "0 0 22 16", "aria-hidden": "true" },
-      draw("line", { class: "across", x1: 1, x2: 21, y1: 8, y2: 8, "stroke-dasharray": dashes[i % 2] })), `${line.name} ${show(line.value)}`)),
-  (spec.keys || []).map((key) => make("li", {}, mark("square", key.slot, true), key.name))), body);
+      draw("line", { class: `across d${1 + (i % 3)}`, x1: 1, x2: 21, y1: 8, y2: 8 })), `${line.name} ${show(line.value)}`)),
+  spec.keys.map((key) => make("li", {}, mark("square", key.slot, true), key.name))), body);
   let at = -1;
   const told = (item) => `${item.label}: ${show(item.value)}${item.note ? ` (${item.note})` : ""}`;
-  chart(body, () => `${spec.label}. ${spec.lines.map((line) => `${line.name} ${show(line.value)}`).join("; ")}`, (width) => {
+  chart(body, () => spec.label, (width) => {
     const height = 250;
     const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
     const [left, right, bottom] = [GAP.left, width - GAP.right, height - GAP.bottom];
@@ -324,10 +326,10 @@ export function columns(host, spec) {
         width: Math.max(0.5, wide - Math.min(2, wide * 0.2)), height: Math.max(1, bottom - scale.y(item.value)) }));
     });
     spec.lines.filter((line) => known(line.value)).forEach((line, i) => svg.append(draw("line", {
-      class: "across", x1: left, x2: scale.x(line.until ?? spec.items.length), y1: scale.y(line.value), y2: scale.y(line.value), "stroke-dasharray": dashes[i % 2] })));
+      class: `across d${1 + (i % 3)}`, x1: left, x2: scale.x(line.until), y1: scale.y(line.value), y2: scale.y(line.value) })));
     const tell = (i) => { at = i; return spec.items[i] ? told(spec.items[i]) : ""; };
     return {
-      svg, hint: spec.hint,
+      svg,
       point: (px) => tell(Math.floor((px - left) / wide)),
       step: (dx) => tell(Math.min(spec.items.length - 1, Math.max(0, at + dx))),
     };
@@ -340,10 +342,9 @@ export function timeline(host, spec) {
   const body = make("div");
   host.replaceChildren(make("ul", { class: "legend" },
     used.map((kind) => make("li", {}, mark(spec.kinds[kind].shape, spec.kinds[kind].slot), spec.kinds[kind].name)),
-    spec.rows.some((row) => row.marked) ? make("li", {}, make("span", { class: "swatch truth" }), "⚑ truly malicious") : null), body);
+    spec.rows.some((row) => row.marked) ? make("li", {}, make("span", { class: "swatch truth" }), `⚑ ${spec.truth}`) : null), body);
   let cell = null;
-  chart(body, () => `${spec.label}: ${spec.rows.length} clients over ${spec.last} rounds. ${used.map((kind) =>
-    `${spec.kinds[kind].name}: ${spec.marks.filter((one) => one.kind === kind).length}`).join("; ")}`, (width) => {
+  chart(body, () => spec.label, (width) => {
     const h = spec.rows.length > 40 ? 13 : 18;
     const left = Math.min(150, 30 + 7 * Math.max(1, ...spec.rows.map((row) => Math.min(16, row.label.length))));
     const height = spec.rows.length * h + 40;
@@ -363,7 +364,7 @@ export function timeline(host, spec) {
       svg.append(draw("text", { class: "tick", x: x(tick), y: bottom + 16, "text-anchor": "middle" }, plain(tick)));
     }
     svg.append(draw("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }));
-    svg.append(draw("text", { class: "axis-name", x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, "round"));
+    svg.append(draw("text", { class: "axis-name", x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, spec.x));
     const cursor = draw("rect", { class: "cursor", width: Math.max(4, (right - left) / Math.max(1, spec.last)), height: h, visibility: "hidden" });
     svg.append(cursor);
     const tell = (i, round) => {
@@ -374,11 +375,11 @@ export function timeline(host, spec) {
       cursor.setAttribute("visibility", "visible");
       const here = spec.marks.filter((one) => one.row === i && one.x === round);
       const what = here.map((one) => `${spec.kinds[one.kind].name}${one.reason ? ` (${one.reason})` : ""}`);
-      return `${spec.rows[i].label}${spec.rows[i].marked ? " (malicious)" : ""}, round ${round}: ${what.join(", ") || "nothing"}`;
+      return `${spec.rows[i].label}${spec.rows[i].marked ? `, ${spec.truth}` : ""}, round ${round}: ${what.join(", ") || "nothing"}`;
     };
     const round = (px) => Math.floor(((px - left) / (right - left)) * spec.last) + 1;
     return {
-      svg, hint: spec.hint,
+      svg,
       point: (px, py) => tell(Math.floor(py / h), round(px)),
       step: (dx, dy) => (cell ? tell(Math.min(spec.rows.length - 1, Math.max(0, cell[0] + dy)), Math.min(spec.last, Math.max(1, cell[1] + dx))) : tell(0, 1)),
       clear: () => cursor.setAttribute("visibility", "hidden"),

@@ -27,21 +27,21 @@ async function start() {
     tile("events", plain(page.events.length), page.removed ? `removed in round ${page.removed}` : "not removed"));
   lineChart(byId("accuracy"), {
     label: `Accuracy of client ${page.name}`, x: "round", whole: true, low: 0, high: 100, showY: percent, tickY: percentTick,
-    series: [{ name: "this client", slot: 1, points: series.round.map((r, i) => [r, series.accuracy[i]]) },
-      { name: `mean of ${others} (macro)`, slot: 8, dash: "5 4", points: page.macro_round.map((r, i) => [r, page.macro[i]]) }],
+    series: [{ name: "this client", slot: 0, points: series.round.map((r, i) => [r, series.accuracy[i]]) },
+      { name: `mean of ${others} (macro)`, slot: 6, dash: 1, points: page.macro_round.map((r, i) => [r, page.macro[i]]) }],
   });
   lineChart(byId("loss"), {
     label: `Test loss of client ${page.name}`, x: "round", whole: true, low: 0,
-    series: [{ name: "test loss", slot: 2, points: series.round.map((r, i) => [r, series.loss[i]]) }],
+    series: [{ name: "test loss", slot: 1, points: series.round.map((r, i) => [r, series.loss[i]]) }],
   });
   lineChart(byId("bytes"), {
     label: `Bytes of client ${page.name}`, x: "round", whole: true, low: 0, showY: size, tickY: sizeTick,
-    series: [{ name: "received", slot: 1, points: page.traffic.round.map((r, i) => [r, page.traffic.bytes_down[i]]) },
-      { name: "sent", slot: 2, dash: "7 4", points: page.traffic.round.map((r, i) => [r, page.traffic.bytes_up[i]]) }],
+    series: [{ name: "received", slot: 0, points: page.traffic.round.map((r, i) => [r, page.traffic.bytes_down[i]]) },
+      { name: "sent", slot: 1, dash: 1, points: page.traffic.round.map((r, i) => [r, page.traffic.bytes_up[i]]) }],
   });
   if (page.classes.length) {
     bars(byId("classes"), { label: `Samples of client ${page.name} by class`, items: page.classes.map((row) =>
-      ({ label: row.name, parts: [{ name: "samples", value: row.count, slot: 1 }] })) });
+      ({ label: row.name, parts: [{ name: "samples", value: row.count, slot: 0 }] })) });
   } else byId("classes").replaceChildren(make("p", { class: "empty" }, page.classes_problem || "The run did not store how many samples of each class this client has."));
   byId("events").replaceChildren(page.events.length
     ? table("Events", [{ name: "round", number: true }, "phase", "what", "reason"], page.events.map((e) => [plain(e.round), e.phase, e.kind, e.reason]))
