@@ -347,7 +347,7 @@ def test_compare_overlays_curves_and_names_the_differences(real: tuple[Path, dic
             own = [r.test_loss if measure == "test_loss" else r.accuracy.macro for r in result.history if not r.final]
             assert lines[result.method] == pytest.approx(own), name
     assert web.get("/api/compare", params={"run": list(results), "measure": "x"}).status_code == 404
-    assert len({run["label"] for run in page["runs"]}) == 4
+    assert len({one["label"] for one in page["figures"][0]["panels"][0]["series"]}) == 4
     diff = {line["key"]: line["values"] for line in page["diff"]}
     assert diff["method"] == [r.method for r in results.values()]
     assert "rounds" not in diff
@@ -363,8 +363,9 @@ def test_runs_that_differ_in_the_seed_form_a_group(runs: Path, web: TestClient) 
     page = web.get("/api/compare?run=one&run=two&run=three").json()
     one, two, three = page["runs"]
     assert one["group"] == two["group"] != three["group"]
-    assert one["group_label"] == two["group_label"]
-    assert one["label"] != two["label"]
+    assert len(page["figures"][0]["panels"][0]["series"]) == 2
+    each = web.get("/api/compare?run=one&run=two&run=three&seeds=false").json()["figures"][0]["panels"][0]["series"]
+    assert len({line["label"] for line in each}) == 3
 
 
 # ---------------------------------------------------------------- the list

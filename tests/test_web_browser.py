@@ -249,7 +249,9 @@ def test_a_live_run_advances_before_the_eyes(
             seen = {text(browser, "going").split()[0]}
             until(browser, lambda: seen.add(text(browser, "going").split()[0]) or len(seen) >= 4)
             assert text(browser, "status") == "running"
-            points = "return document.querySelector('#accuracy path.line').getAttribute('d').split('L').length"
+            points = (
+                "return document.querySelector('#accuracy-per-round path.line').getAttribute('d').split('L').length"
+            )
             drawn = browser.execute_script(points)
             until(browser, lambda: browser.execute_script(points) > drawn)
             picture("live")
@@ -260,7 +262,7 @@ def test_a_live_run_advances_before_the_eyes(
             until(browser, lambda: browser.execute_script(points) == len(done))
             assert text(browser, "going") == f"{len(done)} of 2000 rounds"
             assert f"fedkin resume {name}" in until(browser, lambda: text(browser, "problem"))
-            assert "equal throughout" in browser.find_element(By.CSS_SELECTOR, "#bytes .readout").text
+            assert "equal throughout" in browser.find_element(By.CSS_SELECTOR, "#bytes-per-round .readout").text
             asked = "return performance.getEntriesByType('resource').map(entry => entry.name)"
             assert sum("/stream" in place for place in browser.execute_script(asked)) == 1
         finally:
@@ -284,33 +286,43 @@ def test_the_figures_answer_to_mouse_and_keys(
     heat = until(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#split svg path.heat"))
     assert heat
     svg = browser.find_element(By.CSS_SELECTOR, "#split .chart svg")
-    assert "Samples per client and class: 10 × 10" in svg.get_attribute("aria-label")
+    assert "10 clients hold" in svg.get_attribute("aria-label")
     press(browser, "#split .chart svg", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     told = browser.find_element(By.CSS_SELECTOR, "#split .readout").text
-    counts = httpx.get(f"{address}/api/runs/{name}/split").json()["counts"]
-    assert told == f"client 0, class 1: {counts[0][1]}"
+    (split,) = httpx.get(f"{address}/api/runs/{name}/figures/split").json()["panels"]
+    count = split["values"][0][1]
+    assert told == f"client 0, class 1: {'–' if count is None else int(count)}"
     slider = until(browser, lambda: browser.find_element(By.ID, "at-round"))
     until(browser, lambda: text(browser, "at-round-now") == "5 of 5")
     slider.send_keys(Keys.ARROW_LEFT)
     until(browser, lambda: text(browser, "at-round-now") == "4 of 5")
     picture("run")
-    press(browser, "#accuracy .chart svg", Keys.ARROW_RIGHT)
-    assert "round 1: macro" in browser.find_element(By.CSS_SELECTOR, "#accuracy .readout").text
+    (matrix,) = httpx.get(f"{address}/api/runs/{name}/figures/matrix").json()["panels"]
+    names = "return [...document.querySelectorAll('#matrix .tick[text-anchor=end]')].map(tick => tick.textContent)"
+    ordered = [matrix["rows"][i].removeprefix("client-") for i in matrix["order"]]
+    assert [said.removeprefix("⚑ ") for said in browser.execute_script(names)] == ordered
+    browser.find_element(By.ID, "by-likeness").click()
+    until(browser, lambda: browser.execute_script(names) == sorted(ordered))
+    press(browser, "#accuracy-per-round .chart svg", Keys.ARROW_RIGHT)
+    assert "round 1: macro" in browser.find_element(By.CSS_SELECTOR, "#accuracy-per-round .readout").text
     browser.find_element(By.LINK_TEXT, "client-3").click()
     until(browser, lambda: "client-3" in text(browser, "name"))
     until(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#accuracy path.line"))
     picture("client")
-    for kind, card in (("fedcap", "timeline"), ("c-pfl", "judged")):
+    for kind, card in (("fedcap", "removals"), ("c-pfl", "committee")):
         browser.get(f"{address}/run/{next(path.name for path in runs.glob(f'{kind}-*'))}")
         until(browser, lambda card=card: browser.find_elements(By.CSS_SELECTOR, f"#{card} .chart path"))
         picture(kind)
     assert "of benign clients" in text(browser, "tiles")
-    assert "mean of benign clients (macro)" in text(browser, "spread")
-    until(browser, lambda: text(browser, "spread").count("malicious") == 1)
-    ends = "return document.querySelector('#spread line.across').getAttribute('x2')"
-    bars = "return [...document.querySelectorAll('#spread rect.s2')].map(bar => bar.getAttribute('x'))"
+    spread = until(browser, lambda: text(browser, "spread-over-clients"))
+    assert "malicious (the truth)" in spread
+    ends = (
+        "return document.querySelector('#spread-over-clients svg line.across[y1]:not([x1=\"1\"])').getAttribute('x2')"
+    )
+    bars = "return [...document.querySelectorAll('#spread-over-clients rect.s1')].map(bar => bar.getAttribute('x'))"
+    assert len(browser.execute_script(bars)) == 3
     assert all(float(bar) >= float(browser.execute_script(ends)) for bar in browser.execute_script(bars))
-    ticks = "return [...document.querySelectorAll('#accuracy .tick')].map(tick => tick.textContent)"
+    ticks = "return [...document.querySelectorAll('#accuracy-per-round .tick')].map(tick => tick.textContent)"
     assert "100\u00a0%" in browser.execute_script(ticks)
     assert complaints(browser) == []
 
@@ -356,7 +368,7 @@ def test_a_folder_written_by_somebody_else_injects_nothing(browser: webdriver.Ch
     for path in ("/run/hostile", "/run/hostile/client/1"):
         browser.get(address + path)
         until(browser, lambda: PAYLOAD in text(browser, "content"))
-        until(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#accuracy .chart path"))
+        until(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "[id^=accuracy] .chart path"))
         time.sleep(0.5)
         assert browser.execute_script("return window.hacked") is None
         assert browser.find_elements(By.CSS_SELECTOR, "main img, main script") == []

@@ -49,6 +49,8 @@ def parsed(value: Any) -> Any:
 def rounds_after(folder: Path, round: int = -1, final: int = 1, **how: Any) -> list[tuple[Any, ...]]:
     """Rows (final, *CURVES) of the table of rounds that come after this one, in order; the one after the last
     fine-tuning, if any, comes last."""
+    if not (folder / METRICS).exists():  # so early is it
+        return []
     where = "WHERE round > ? OR (round = ? AND final > ?) ORDER BY round, final"
     return select(folder, f"final, {', '.join(CURVES)}", "rounds", where, (round, round, final), **how)
 
@@ -94,8 +96,7 @@ class RunData:
     @cached_property
     def rounds(self) -> dict[str, Floats]:
         """The table of rounds, column by column."""
-        there = (self.folder.path / METRICS).exists()
-        rows = rounds_after(self.folder.path, limits=self.limits) if there else []
+        rows = rounds_after(self.folder.path, limits=self.limits)
         rows = [row for row in rows if number(row[0]) is not None and number(row[1]) is not None]
         return {name: numbers(row[i] for row in rows) for i, name in enumerate(("final", *CURVES))}
 

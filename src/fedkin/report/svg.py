@@ -10,11 +10,10 @@ import io
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from html import escape
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -27,8 +26,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullForm
 from fedkin.report.figures import Bars, Columns, Figure, Floats, Heat, Lines, Panel, Series, Strips, Timeline, said
 from fedkin.report.gather import MOST_ROUNDS
 from fedkin.report.palette import BAD, DASHES, GOOD, HEAT, LIGHT, SERIES
-
-P = ParamSpec("P")
 
 INK, MUTED, GRID = LIGHT["ink"], LIGHT["muted"], LIGHT["grid"]
 PAPER = "#fefefe"  # the page's own, not any white
@@ -69,15 +66,6 @@ FAR = 50
 COLOURS = LinearSegmentedColormap.from_list("heat", HEAT)
 MANY_POINTS = 1500  # a cloud of more is drawn as an image within the drawing
 _ONE_AT_A_TIME = threading.RLock()  # matplotlib's settings belong to the whole process
-
-
-def styled(draw: Callable[P, Drawing]) -> Callable[P, Drawing]:
-    @wraps(draw)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Drawing:
-        with _ONE_AT_A_TIME, mpl.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    return wrapper
 
 
 # ---------------------------------------------------------------- files and pages
@@ -182,9 +170,13 @@ def _picture(ax: Axes, pixels: Floats) -> None:
 # ---------------------------------------------------------------- a figure
 
 
-@styled
 def draw(figure: Figure) -> Drawing:
     """Panels below each other; conditions of one panel, and bars, beside each other."""
+    with _ONE_AT_A_TIME, mpl.rc_context(STYLE):
+        return _drawn(figure)
+
+
+def _drawn(figure: Figure) -> Drawing:
     first, *others = figure.panels
     if isinstance(first, Lines) and not others:
         return _conditions(first)

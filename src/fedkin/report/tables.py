@@ -21,15 +21,9 @@ from fedkin.rounds.clock import PARTS
 from fedkin.sweep.statistics import METRICS, Group, Paired, compared, summary
 
 SIGNIFICANT = 0.05
-TITLES = {
-    "macro": "macro",
-    "micro": "micro",
-    "worst-decile": "worst decile",
-    "best-macro": "best macro",
-    "best-micro": "best micro",
-    "best-worst-decile": "best worst decile",
-}
+TITLES = {name: name.replace("-", " ") for name in METRICS}
 SHORT = ("macro", "micro", "worst-decile", "best-micro")
+FACTS = ("best round", "sent", "wall s", "rounds s")
 
 
 @dataclass(frozen=True)
@@ -56,84 +50,46 @@ class Sheet:
     label: str = "comparison"
 
 
+NONE = Entry("-")
+
+
 def sheet(groups: Sequence[Group], metric: str = "macro", baseline: str | None = None) -> Sheet:
     """With one condition, all measures of a method in one line; with several, one column each."""
     tests = compared(groups, baseline, metric) if baseline is not None else {}
     columns = list(dict.fromkeys(g.column for g in groups))
     rules = list(dict.fromkeys(g.config.rule for g in groups))
-    if metric != "macro" or len(columns) > 1:
-        made = _matrix(groups, columns, rules, metric, tests)
-    else:
-        made = _lines(groups, rules, tests)
-    made.notes += _notes(groups, rules, tests, metric if metric != "macro" or len(columns) > 1 else None)
-    return made
-
-
-def _lines(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paired]) -> Sheet:
-    several, judged = len(rules) > 1, len(_points(groups)) > 1
-    head = [
-        "method",
-        *(["rule"] if several else []),
-        *(TITLES[m] for m in SHORT),
-        "best round",
-        "sent",
-        "wall s",
-        "rounds s",
-        *(["evaluated"] if judged else []),
-    ]
-    rows = []
-    tops = {m: _top(groups, m) for m in SHORT}
-    for i, group in enumerate(groups):
-        start = [Entry(group.row), *([Entry(group.config.rule)] if several else [])]
-        if not group.outcomes:
-            rows.append([*start, Entry("failed"), *[Entry("-")] * (len(head) - len(start) - 1)])
-            continue
-        scores = [_score(group, m, group.metric(m)["mean"] == tops[m] and m != "best-micro") for m in SHORT]
-        scores[0] = _marked(scores[0], group, tests.get(i))
-        sent = group.over_seeds(lambda o: o.sent)["mean"]
-        rest = [
-            Entry(_rounds(group)),
-            Entry(megabytes(sent), number=True),
-            _seconds(group.over_seeds(lambda o: o.wall)["mean"]),
-            _seconds(group.over_seeds(lambda o: o.seconds)["mean"]),
-            *([Entry(_judged(group))] if judged else []),
-        ]
-        rows.append([*start, *scores, *rest])
-    return Sheet(_title(groups), head, rows, left=2 if several else 1)
-
-
-def _matrix(
-    groups: Sequence[Group], columns: Sequence[str], rules: Sequence[str], metric: str, tests: dict[int, Paired]
-) -> Sheet:
-    several, judged = len(rules) > 1, len(_points(groups)) > 1
-    tops = {c: _top([g for g in groups if g.column == c], metric) for c in columns}
+    wide = metric != "macro" or len(columns) > 1
+    middle = [c or TITLES[metric] for c in columns] if wide else [*(TITLES[m] for m in SHORT), *FACTS]
     lines: dict[tuple[str, str], dict[str, Entry]] = {}
-    when: dict[tuple[str, str], str] = {}
     for i, group in enumerate(groups):
-        line = lines.setdefault((group.row, group.config.rule), {})
-        if group.outcomes:
-            when[group.row, group.config.rule] = _judged(group)
-            entry = _score(group, metric, group.metric(metric)["mean"] == tops[group.column])
-            line[group.column] = _marked(entry, group, tests.get(i))
-        else:
-            line[group.column] = Entry("failed")
+        first = {"method": Entry(group.row), "rule": Entry(group.config.rule)}
+        line = lines.setdefault((group.row, group.config.rule), first)
+        here = (group.column or TITLES[metric]) if wide else TITLES[SHORT[0]]
+        if not group.outcomes:
+            line[here] = Entry("failed")
+            continue
+        line |= {here: _score(group, metric, groups)} if wide else _measures(group, groups)
+        line |= {here: _marked(line[here], group, tests.get(i)), "evaluated": Entry(_judged(group))}
+    head = ["method", *_if(len(rules) > 1, "rule"), *middle, *_if(len(_points(groups)) > 1, "evaluated")]
     order = list(dict.fromkeys(row for row, _ in lines))
-    rows = [
-        [
-            Entry(row),
-            *([Entry(rule)] if several else []),
-            *(line.get(c, Entry("-")) for c in columns),
-            *([Entry(when.get((row, rule), "-"))] if judged else []),
-        ]
-        for (row, rule), line in sorted(lines.items(), key=lambda item: order.index(item[0][0]))
-    ]
-    head = [
-        "method",
-        *(["rule"] if several else []),
-        *(c or TITLES[metric] for c in columns),
-        *(["evaluated"] if judged else []),
-    ]
-    return Sheet(_title(groups), head, rows, left=2 if several else 1)
+    ordered = [line for (row, _), line in sorted(lines.items(), key=lambda item: order.index(item[0][0]))]
+    rows = [[line.get(name, NONE) for name in head] for line in ordered]
+    notes = _notes(groups, rules, tests, metric if wide else None)
+    return Sheet(_title(groups), head, rows, notes, left=1 + (len(rules) > 1))
+
+
+def _if(needed: bool, name: str) -> list[str]:
+    return [name] if needed else []
+
+
+def _measures(group: Group, groups: Sequence[Group]) -> dict[str, Entry]:
+    """All of a group: of the best micro accuracy none stands out."""
+    sent, wall, seconds = (
+        group.over_seeds(of)["mean"] for of in (lambda o: o.sent, lambda o: o.wall, lambda o: o.seconds)
+    )
+    facts = (Entry(_rounds(group)), Entry(megabytes(sent), number=True), _seconds(wall), _seconds(seconds))
+    scores = {TITLES[m]: _score(group, m, groups if m != "best-micro" else ()) for m in SHORT}
+    return {**scores, **dict(zip(FACTS, facts, strict=True))}
 
 
 def _top(groups: Sequence[Group], metric: str) -> float:
@@ -141,8 +97,10 @@ def _top(groups: Sequence[Group], metric: str) -> float:
     return max((v for v in values if not math.isnan(v)), default=math.nan)
 
 
-def _score(group: Group, metric: str, best: bool) -> Entry:
+def _score(group: Group, metric: str, groups: Sequence[Group]) -> Entry:
+    """The best of those under the same conditions stands out."""
     stats = group.metric(metric)
+    best = stats["mean"] == _top([g for g in groups if g.column == group.column], metric)
     spread = "" if math.isnan(stats["std"]) else f"{stats['std']:.2f}"
     return Entry("-" if math.isnan(stats["mean"]) else f"{stats['mean']:.2f}", spread, best, number=True)
 
@@ -162,28 +120,27 @@ def paired_sheet(groups: Sequence[Group], baseline: str, metric: str = "macro") 
     tests = compared(groups, baseline, metric)
     wide = len({g.column for g in groups}) > 1
     several = len({g.config.rule for g in groups}) > 1
-    head = [
-        "method",
-        *(["rule"] if several else []),
-        *(["condition"] if wide else []),
-        "median difference",
-        "p",
-        "p (Holm)",
-        "n",
-        "over",
-    ]
+    left = ["method", *_if(several, "rule"), *_if(wide, "condition")]
+    head = [*left, "median difference", "p", "p (Holm)", "n", "over"]
     rows = []
     for i, test in tests.items():
         g = groups[i]
-        start = [Entry(g.row), *([Entry(g.config.rule)] if several else []), *([Entry(g.column)] if wide else [])]
+        line = {
+            "method": Entry(g.row),
+            "rule": Entry(g.config.rule),
+            "condition": Entry(g.column),
+            "n": Entry(str(test.n)),
+        }
         if test.over is None:
-            rows.append([*start, Entry("no test"), Entry("-"), Entry("-"), Entry(str(test.n)), Entry("-")])
+            line["median difference"] = Entry("no test")
         else:
             numbers = (f"{test.difference:+.2f}", p_text(test.p), p_text(test.p_holm), str(test.n))
-            rows.append([*start, *(Entry(v, number=True) for v in numbers), Entry(test.over)])
+            line |= {name: Entry(v, number=True) for name, v in zip(head[len(left) :], numbers, strict=False)}
+            line["over"] = Entry(test.over)
+        rows.append([line.get(name, NONE) for name in head])
     name = next(iter(tests.values())).baseline if tests else baseline
     title = f"Against {name}, points of {TITLES[metric]} accuracy per pair, {_when(groups)}"
-    return Sheet(title, head, rows, _test_notes(groups, tests), left=1 + several + wide, label="comparison-tests")
+    return Sheet(title, head, rows, _test_notes(groups, tests), left=len(left), label="comparison-tests")
 
 
 def p_text(p: float) -> str:
@@ -358,15 +315,9 @@ def _md(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", " ".join(text.split()))
 
 
-TEX = {
+TEX: dict[str, str | int | None] = {
+    **{c: f"\\{c}" for c in "{}$&#_%"},
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "_": r"\_",
-    "%": r"\%",
     "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
     "<": r"\textless{}",
@@ -378,7 +329,7 @@ TEX = {
 
 
 def _tex(text: str) -> str:
-    return "".join(TEX.get(c, c) for c in " ".join(text.split()))
+    return " ".join(text.split()).translate(str.maketrans(TEX))
 
 
 def latex(made: Sheet) -> str:
@@ -417,47 +368,31 @@ def comma_separated(groups: Sequence[Group], baseline: str | None = None, metric
     rows = summary(groups, baseline, metric)
     settings = list(dict.fromkeys(k for r in rows for k in r["settings"] if k != "attack"))
     measures = [m.replace("-", "_") for m in METRICS] + ["std", "megabytes", "seconds", "wall"]
-    head = [
-        "method",
-        "options",
-        "attack",
-        "rule",
-        *settings,
-        "seeds",
-        "missing_seeds",
-        "eval_point",
-        "benign_only",
-        *(f"{m}_{part}" for m in measures for part in ("mean", "std")),
-        *(f"{part}_mean" for part in PARTS),
-        "best_rounds",
-        "diverged_seeds",
-        "diverged",
-    ]
     tests = ["baseline", "metric", "over", "n", "p", "p_holm", "difference", "why"] if baseline is not None else []
+    lines = [
+        {
+            "method": r["method"],
+            "options": ";".join(f"{k}={v}" for k, v in r["options"].items()),
+            "attack": r["attack"],
+            "rule": r["rule"],
+            **{k: r["settings"].get(k, "") for k in settings},
+            "seeds": _joined(r["seeds"]),
+            "missing_seeds": _joined(r["missing"]),
+            "eval_point": r["eval_point"],
+            "benign_only": r["benign_only"],
+            **{f"{m}_{part}": _exact(r[m][part]) for m in measures for part in ("mean", "std")},
+            **{f"{part}_mean": _exact(r["times"][part]["mean"]) for part in PARTS},
+            "best_rounds": _joined(r["best_rounds"]),
+            "diverged_seeds": " ".join(r["diverged"]),
+            "diverged": " | ".join(dict.fromkeys(r["diverged"].values())),
+            **{f"paired_{t}": _exact((r["paired"] or {}).get(t, "")) for t in tests},
+        }
+        for r in rows
+    ]
     file = io.StringIO(newline="")
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*head, *(f"paired_{t}" for t in tests)])
-    for r in rows:
-        options = ";".join(f"{k}={v}" for k, v in r["options"].items())
-        writer.writerow(
-            [
-                r["method"],
-                options,
-                r["attack"],
-                r["rule"],
-                *(r["settings"].get(k, "") for k in settings),
-                _joined(r["seeds"]),
-                _joined(r["missing"]),
-                r["eval_point"],
-                r["benign_only"],
-                *(_exact(r[m][part]) for m in measures for part in ("mean", "std")),
-                *(_exact(r["times"][part]["mean"]) for part in PARTS),
-                _joined(r["best_rounds"]),
-                " ".join(r["diverged"]),
-                " | ".join(dict.fromkeys(r["diverged"].values())),
-                *(_exact((r["paired"] or {}).get(t, "")) for t in tests),
-            ]
-        )
+    writer = csv.DictWriter(file, list(lines[0]) if lines else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     return file.getvalue()
 
 
@@ -478,6 +413,3 @@ def write(path: str | Path, text: str) -> Path:
     except OSError as error:
         raise DataError(f"{target} cannot be written: {error.strerror or error}") from None
     return target
-
-
-__all__ = ["Entry", "Sheet", "comma_separated", "latex", "markdown", "paired_sheet", "sheet", "write"]

@@ -11,7 +11,7 @@ from anyio import sleep, to_thread
 
 from fedkin.errors import DataError, FedKinError
 from fedkin.report.gather import CURVES, rounds_after
-from fedkin.runs.folder import METRICS, RunFolder
+from fedkin.runs.folder import RunFolder
 from fedkin.web.values import columns, number, text
 from fedkin.web.views import summary
 
@@ -87,9 +87,9 @@ def _look(run: RunFolder, place: Place) -> tuple[dict[str, Any], list[tuple[Any,
     try:
         rows = rounds_after(run.path, *place, most=BATCH)
     except DataError as error:
-        if (run.path / METRICS).exists() and "locked" not in str(error):
+        if "locked" not in str(error):
             raise
-        rows = []  # no file yet, or a long commit: next time
+        rows = []  # a long commit: next time
     return status, [row for row in rows if number(row[0]) is not None and number(row[1]) is not None]
 
 

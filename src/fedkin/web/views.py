@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from fedkin.core import notes
 from fedkin.errors import DataError, FedKinError, UsageError, unknown
 from fedkin.report import several_runs
 from fedkin.report.figures import Figure, LeftOut, attempt
@@ -17,7 +19,7 @@ from fedkin.report.one_run import FIGURES, figure
 from fedkin.report.queries import PAGE, select
 from fedkin.runs.catalogue import Broken, Catalogue, runs_folder
 from fedkin.runs.database import TABLES
-from fedkin.runs.folder import METRICS, REPORT, RunFolder, RunInfo
+from fedkin.runs.folder import ACCURACIES, REPORT, RunFolder, RunInfo
 from fedkin.web.values import Row, clean, columns, number, record, shown, text
 
 MOST_RUNS = 1000  # in one answer
@@ -25,13 +27,11 @@ MOST_COMPARED = 24
 MOST_ANSWER_BYTES = 1 << 20  # of notes
 MOST_CLIENTS = 5_000  # in a list
 FACETS = ("method", "data", "status", "attack")
-ACCURACIES = ("micro", "macro", "worst_decile", "std")
 
 
 def part(info: RunInfo, *keys: str) -> Any:
     """A value inside the result, or inside what is known of a run under way."""
-    for found in (info.result, info.progress):
-        value: Any = found
+    for value in (info.result, info.progress):
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
         if value is not None:
@@ -45,8 +45,6 @@ def part(info: RunInfo, *keys: str) -> Any:
 def summary(info: RunInfo) -> Row:
     """One line of the list."""
     config = info.config
-    accuracy = part(info, "accuracy")
-    parts = accuracy if isinstance(accuracy, Mapping) else {}
     sent = [number(part(info, "bytes", way)) for way in ("down", "up")]
     return {
         "id": info.id,
@@ -56,10 +54,9 @@ def summary(info: RunInfo) -> Row:
         "seed": number(config.get("seed")),
         "rounds": number(info.rounds_done),
         "rounds_total": number(config.get("rounds")),
-        **{k: number(parts.get(k)) for k in ACCURACIES},
+        **{k: number(part(info, "accuracy", k)) for k in ACCURACIES},
         "bytes": None if None in sent else sum(n for n in sent if n is not None),
-        "seconds": number(part(info, "seconds")),
-        "wall": number(part(info, "wall")),
+        **{k: number(part(info, k)) for k in ("seconds", "wall")},
         "diverged": None if info.diverged is None else text(info.diverged, 500),
         "created": text(info.created, 40),
     }
@@ -84,15 +81,8 @@ def listing(
     known.sort(key=lambda row: row[sort], reverse=not up)
     page = [*known, *unknown][offset : offset + min(limit, MOST_RUNS)]
     running = sum(row["status"] == "running" for row in rows)
-    return {
-        "all": len(rows),
-        "total": len(fits),
-        "offset": offset,
-        "runs": page,
-        "facets": facets,
-        "broken": broken[:100],
-        "running": running,
-    }
+    counts = {"all": len(rows), "total": len(fits), "offset": offset, "running": running}
+    return {**counts, "runs": page, "facets": facets, "broken": broken[:100]}
 
 
 # ---------------------------------------------------------------- one run
@@ -100,43 +90,36 @@ def listing(
 
 def curves(folder: Path) -> tuple[dict[str, list[Any]], Row | None]:
     """The rounds column by column, and the state after the method's last word, if it had one."""
-    try:
-        rows = rounds_after(folder)
-    except DataError:
-        if (folder / METRICS).exists():
-            raise
-        rows = []  # so early that there is no file yet
+    rows = rounds_after(folder)
     final = [row[1:] for row in rows if row[0]][-1:]
     ending = {k: v[0] for k, v in columns(CURVES, final).items()} if final else None
     return columns(CURVES, [row[1:] for row in rows if not row[0]]), ending
 
 
 def run_page(run: RunFolder) -> Row:
-    info = run.info
+    info, data = run.info, RunData(run, PAGE)
     rounds, final = curves(info.path)
-    noted = _noted(info.path)
+    partly = data.select("DISTINCT round", "events", "WHERE kind = ?", (notes.NOT_EVALUATED.kind,))
+    sums = "name, count(*), min(round), max(round), sum(length(value))"
+    noted = data.select(sums, "notes", "GROUP BY name ORDER BY name")[:200]
     return {
         **summary(info),
         "updated": text(info.updated, 40),
         "error": None if info.error is None else text(info.error, 5000),
         "rounds_done": number(info.rounds_done),
         "config": clean({k: v for k, v in info.config.items() if k != "options"}),
-        "options": clean(info.options),
-        "environment": clean(info.environment),
-        "prepared": clean(info.prepared),
+        **{k: clean(getattr(info, k)) for k in ("options", "environment", "prepared")},
         "identity": text(info.identity, 80),
         "malicious": info.malicious[:MOST_CLIENTS],
         "names": [text(n, 80) for n in info.names[:MOST_CLIENTS]],
-        "best": clean(part(info, "best")),
-        "judged": number(part(info, "judged")),
-        "judgeable": number(part(info, "judgeable")),
+        **{k: clean(part(info, k)) for k in ("best", "detection")},
+        **{k: number(part(info, k)) for k in ("judged", "judgeable")},
         "deployed": info.deployed,
         "resume": _resume(info),
-        "partly": _partly(info.path),
-        "detection": clean(part(info, "detection")),
+        "partly": [number(round) for (round,) in partly],  # rounds whose accuracy is not of everybody
         "curves": rounds,
         "final": final,
-        "notes": noted,
+        "notes": [record(("name", "count", "first", "last", "characters"), row) for row in noted],
         "report": (info.path / REPORT).is_file(),
     }
 
@@ -149,26 +132,6 @@ def _resume(info: RunInfo) -> str | None:
     return text(f"fedkin {'server --resume' if info.deployed else 'resume'} {info.id}{where}", 500)
 
 
-def _partly(folder: Path) -> list[Any]:
-    """Rounds whose accuracy is not of everybody: some sites gave none."""
-    if not (folder / METRICS).exists():
-        return []
-    return [number(row[0]) for row in select(folder, "DISTINCT round", "events", "WHERE kind = 'unjudged'")]
-
-
-def _noted(folder: Path) -> list[Row]:
-    if not (folder / METRICS).exists():
-        return []
-    rows = select(
-        folder,
-        "name, count(*), min(round), max(round), sum(length(value))",
-        "notes",
-        "GROUP BY name ORDER BY name",
-        most=200,
-    )
-    return [{"name": text(n, 80), "count": c, "first": a, "last": b, "characters": s} for n, c, a, b, s in rows]
-
-
 def table_page(run: RunFolder, name: str, where: Mapping[str, int | None], offset: int, limit: int) -> Row:
     """Rows of a table, as they are."""
     if name not in TABLES or name == "notes":
@@ -178,72 +141,51 @@ def table_page(run: RunFolder, name: str, where: Mapping[str, int | None], offse
         if key not in TABLES[name]:
             raise UsageError(f"table {name!r} has no column {key!r}")
     conditions = " AND ".join(f"{k} = ?" for k in asked) or "1"
-    rows = select(
-        run.path,
-        ", ".join(TABLES[name]),
-        name,
-        f"WHERE {conditions} ORDER BY rowid",
-        list(asked.values()),
-        limit + 1,
-        offset,
-    )
+    rest = f"WHERE {conditions} ORDER BY rowid"
+    rows = select(run.path, ", ".join(TABLES[name]), name, rest, [*asked.values()], limit + 1, offset)
     return {"columns": columns(list(TABLES[name]), rows[:limit]), "offset": offset, "more": len(rows) > limit}
+
+
+SUMS = ("bytes_down", "bytes_up", "seconds")
+TOTALS = ", ".join(f"sum({k})" for k in SUMS)
 
 
 def clients_page(run: RunFolder, offset: int, limit: int) -> Row:
     """Every client as it stands: accuracy in the newest evaluated round, traffic and events so far."""
-    folder, info = run.path, run.info
-    kept, sums = ("client", "name", "accuracy", "loss", "correct", "count"), ("bytes_down", "bytes_up", "seconds")
+    folder, data, kept = run.path, RunData(run, PAGE), ("client", "name", "accuracy", "loss", "correct", "count")
     newest = select(folder, "round, final", "clients", "ORDER BY round DESC, final DESC", most=1)
-    rows = newest and select(
-        folder,
-        ", ".join(kept),
-        "clients",
-        "WHERE round = ? AND final = ? ORDER BY client",
-        newest[0],
-        min(limit, MOST_CLIENTS),
-        offset,
-    )
-    totals = ", ".join(f"sum({k})" for k in sums)
-    traffic = {row[0]: row[1:] for row in select(folder, f"client, {totals}", "traffic", "GROUP BY client")}
+    rest, most = "WHERE round = ? AND final = ? ORDER BY client", min(limit, MOST_CLIENTS)
+    rows = newest and select(folder, ", ".join(kept), "clients", rest, newest[0], most, offset)
+    traffic = {row[0]: row[1:] for row in data.select(f"client, {TOTALS}", "traffic", "GROUP BY client")}
     events: dict[Any, dict[str, int]] = {}
-    for client, kind, count in select(folder, "client, kind, count(*)", "events", "GROUP BY client, kind"):
-        events.setdefault(client, {})[text(kind, 40)] = count
-    truth = set(info.malicious)
-    return {
-        "round": number(newest[0][0]) if newest else None,
-        "total": len(info.names),
-        "clients": [
-            {
-                **record(kept, row),
-                **record(sums, traffic.get(row[0], (None,) * 3)),
-                "malicious": row[0] in truth,
-                "events": events.get(row[0], {}),
-            }
-            for row in rows
-        ],
-    }
+    for client, kind, count in data.select("client, kind, count(*)", "events", "GROUP BY client, kind"):
+        events.setdefault(client, {})[text(notes.event_of(str(kind)).words, 40)] = count
+    truth = set(run.info.malicious)
+    clients = [
+        {
+            **record(kept, row),
+            **record(SUMS, traffic.get(row[0], (None,) * 3)),
+            "malicious": row[0] in truth,
+            "events": events.get(row[0], {}),
+        }
+        for row in rows
+    ]
+    return {"round": number(newest[0][0]) if newest else None, "total": len(run.info.names), "clients": clients}
 
 
 def client_page(run: RunFolder, client: int) -> Row:
-    info, folder = run.info, run.path
+    info, data, own = run.info, RunData(run, PAGE), "WHERE client = ?"
     clients = len(info.names)
     if not 0 <= client < clients:
         raise UsageError(f"client {client}: this run has clients 0 to {clients - 1}")
-    kept = ("round", "final", "accuracy", "loss", "correct", "count")
-    rows = select(folder, ", ".join(kept), "clients", "WHERE client = ? ORDER BY round, final", (client,))
-    traffic = select(
-        folder,
-        "round, sum(bytes_down), sum(bytes_up), sum(seconds)",
-        "traffic",
-        "WHERE client = ? GROUP BY round ORDER BY round",
-        (client,),
-    )
-    events = select(folder, "round, phase, kind, reason", "events", "WHERE client = ? ORDER BY rowid", (client,), 1000)
-    macro = select(folder, "round, macro", "rounds", "WHERE final = 0 ORDER BY round")
-    sums = [_running(number(row[i]) or 0 for row in traffic) for i in (1, 2, 3)]
+    kept, happened = ("round", "final", "accuracy", "loss", "correct", "count"), ("round", "phase", "kind", "reason")
+    rows = data.select(", ".join(kept), "clients", f"{own} ORDER BY round, final", (client,))
+    traffic = data.select(f"round, {TOTALS}", "traffic", f"{own} GROUP BY round ORDER BY round", (client,))
+    events = data.select(", ".join(happened), "events", f"{own} ORDER BY rowid", (client,))[:1000]
+    macro = columns(("round", "macro"), data.select("round, macro", "rounds", "WHERE final = 0 ORDER BY round"))
+    sums = {k: list(accumulate(number(row[i]) or 0 for row in traffic)) for i, k in enumerate(SUMS, 1)}
     try:
-        counts = RunData(run, PAGE).class_counts[client].tolist()
+        counts = data.class_counts[client].tolist()
         classes, problem = [{"name": str(name), "count": n} for name, n in enumerate(counts)], None
     except FedKinError as error:
         classes, problem = [], text(error, 300)
@@ -253,23 +195,16 @@ def client_page(run: RunFolder, client: int) -> Row:
         "name": text(info.names[client], 80),
         "malicious": client in info.malicious,
         "attacked": bool(info.malicious),
-        "removed": next((number(row[0]) for row in events if row[2] == "removed"), None),
+        "removed": next((number(row[0]) for row in events if row[2] == notes.WAS_REMOVED.kind), None),
         "series": columns(kept, rows),
-        "macro_round": [number(row[0]) for row in macro],
-        "macro": [number(row[1]) for row in macro],
-        "traffic": {"round": [number(row[0]) for row in traffic], "bytes_down": sums[0], "bytes_up": sums[1]},
-        **{k: s[-1] if s else 0 for k, s in zip(("bytes_down", "bytes_up", "seconds"), sums, strict=True)},
-        "events": [record(("round", "phase", "kind", "reason"), row) for row in events],
+        "macro_round": macro["round"],
+        "macro": macro["macro"],
+        "traffic": {"round": [number(row[0]) for row in traffic], **sums},
+        **{k: found[-1] if found else 0 for k, found in sums.items()},
+        "events": [record(happened, row) for row in events],
         "classes": classes,
         "classes_problem": problem,
     }
-
-
-def _running(values: Iterable[float]) -> list[float]:
-    sums: list[float] = []
-    for value in values:
-        sums.append((sums[-1] if sums else 0) + value)
-    return sums
 
 
 # ---------------------------------------------------------------- notes
@@ -318,18 +253,10 @@ def compare_page(runs: Sequence[RunFolder], measure: str = "macro", seeds: bool 
     if measure not in several_runs.MEASURES:
         raise unknown("measure", measure[:60], several_runs.MEASURES)
     groups = several_runs.grouped([RunData(run, PAGE) for run in runs])
-    alone = several_runs.one_for_each(groups)
     places = {run.info.id: i for i, group in enumerate(groups) for run in (*group.members, *group.older)}
-    labels = {group.members[0].info.id: several_runs.name_of(group) for group in alone}
-    lines = []
-    for run in runs:
-        place = places[run.info.id]
-        named = {"label": labels[run.info.id], "group_label": several_runs.name_of(groups[place])}
-        best = number(part(run.info, "best", "round"))
-        lines.append(
-            {**summary(run.info), **{k: text(v, 120) for k, v in named.items()}, "group": place, "best_round": best}
-        )
-    drawn = groups if seeds else alone
+    best = {run.info.id: number(part(run.info, "best", "round")) for run in runs}
+    lines = [{**summary(r.info), "group": places[r.info.id], "best_round": best[r.info.id]} for r in runs]
+    drawn = groups if seeds else several_runs.one_for_each(groups)
     makers = {"Per round": several_runs.per_round, "Per megabyte": several_runs.per_megabyte}
     found = [attempt("", title, partial(several_runs.overlaid, make, drawn, measure)) for title, make in makers.items()]
     resolved = [_settings(run.info) for run in runs]
