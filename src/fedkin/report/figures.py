@@ -207,7 +207,7 @@ def ends(series: Sequence[Series], unit: Unit = "%") -> str:
 def said(value: float, unit: Unit) -> str:
     """A number with its unit."""
     if unit == "%":
-        return f"{value:.1f} %"
+        return f"{value:.2f} %"
     if unit == "B":
         power = next((i for i in range(4) if abs(value) < 999.5 * 1000**i), 4)
         return f"{value / 1000**power:.{0 if power == 0 else 1}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

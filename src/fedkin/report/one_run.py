@@ -162,6 +162,7 @@ def who_from_whom(run: RunData, budget: int = MATRIX_BUDGET, round: int | None =
         "Row: a client; column: whose model it takes, by weight. Clients that exchange much stand together "
         f"(hierarchical clustering). The colour scale ends at {found.most:.2g}: larger weights have its last colour."
     )
+    caption += f" Marked: {TRUTH}." if run.marked(found.clients) else ""
     caption += cut(len(names), found.members)
     when = found.rounds[-1] if round is None else round
     alt = f"Weights between {len(names)} clients in round {when}; similar ones stand together."
@@ -275,10 +276,11 @@ def contributions(run: RunData) -> Figure:
     return Figure(caption + _few(run), alt, panels)
 
 
-def _shares(run: RunData, value: Any) -> Floats | None:
-    noted = value if isinstance(value, dict) else {}
-    ids = notes.client_list(noted.get("clients"), len(run.names))
-    return None if ids is None else notes.spread_out(noted.get("share"), len(run.names), ids, 1)
+def _shares(run: RunData, noted: Any, column: str = "share", row: int | None = None) -> Floats | None:
+    """From {"clients": [...], column: [...]}, or of one row of its table: an array [N]."""
+    told = noted if isinstance(noted, dict) else {}
+    ids, values = notes.client_list(told.get("clients"), len(run.names)), told.get(column, [])
+    return None if ids is None else notes.spread_out(values if row is None else values[row], len(run.names), ids, 1)
 
 
 def prototypes(run: RunData) -> Figure:
@@ -307,21 +309,20 @@ def prototypes(run: RunData) -> Figure:
     return Figure(caption + _few(run), alt, panels)
 
 
-def _prototype_weights(run: RunData, value: Any) -> Heat | None:
+def _prototype_weights(run: RunData, noted: Any) -> Heat | None:
     """From {"clients": [...], "classes": [...], "weights": [[...], ...]}: a row for each class."""
-    noted = value if isinstance(value, dict) else {}
-    classes, rows = noted.get("classes"), noted.get("weights")
-    ids = notes.client_list(noted.get("clients"), len(run.names))
-    if not isinstance(classes, list) or not isinstance(rows, list) or len(classes) != len(rows) or ids is None:
+    classes, rows = (noted.get(k) if isinstance(noted, dict) else None for k in ("classes", "weights"))
+    if not isinstance(classes, list) or not isinstance(rows, list) or len(classes) != len(rows):
         return None
-    spread = [notes.spread_out(row, len(run.names), ids, 1) for row in rows[: run.limits.side]]
-    table = np.array([np.full(len(run.names), np.nan) if row is None else row for row in spread])[:, : len(run.few)]
-    table = np.where(table > 0, table, np.nan)
+    absent = np.full(len(run.names), np.nan)
+    found = (_shares(run, noted, "weights", i) for i in range(min(len(rows), run.limits.side)))
+    table = np.array([absent if row is None else row for row in found]).reshape(-1, len(run.names))
+    table = np.where(table > 0, table, np.nan)[:, : len(run.few)]
     if not np.isfinite(table).any():
         return None
-    title = "weight of each client's prototype, last round"
-    columns = run.names[: len(run.few)]
-    return Heat("client", "class", "weight", [str(c)[:20] for c in classes], columns, table, np.nanmax(table), title)
+    title, names = "weight of each client's prototype, last round", run.names[: len(run.few)]
+    most = float(np.nanmax(table))
+    return Heat("client", "class", "weight", [str(c)[:20] for c in classes[: len(table)]], names, table, most, title)
 
 
 # ---------------------------------------------------------------- attackers, and what it cost

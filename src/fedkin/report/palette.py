@@ -5,24 +5,10 @@ colours. Words are darker: 4.5 to 1 at least against whatever they stand on."""
 
 from __future__ import annotations
 
-LIGHT = {
-    "ink": "#1b1f24",
-    "muted": "#5b6470",
-    "grid": "#dde2e8",
-    "paper": "#ffffff",
-    "soft": "#f1f3f6",
-    "link": "#005a8d",
-    "bad": "#a84300",
-}
-DARK = {
-    "ink": "#e6e9ed",
-    "muted": "#a3adb8",
-    "grid": "#343b43",
-    "paper": "#15181c",
-    "soft": "#20252b",
-    "link": "#7cc4f0",
-    "bad": "#f0803c",
-}
+WORDS = ("ink", "muted", "grid", "paper", "soft", "link", "bad")
+BY_DAY = ("#1b1f24", "#5b6470", "#dde2e8", "#ffffff", "#f1f3f6", "#005a8d", "#a84300")
+BY_NIGHT = ("#e6e9ed", "#a3adb8", "#343b43", "#15181c", "#20252b", "#7cc4f0", "#f0803c")
+LIGHT, DARK = (dict(zip(WORDS, colours, strict=True)) for colours in (BY_DAY, BY_NIGHT))
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4e")
 DARK_SERIES = ("#4aa8e0", "#f0803c", "#2fc79b", "#e39cc4", "#f2b533", "#9ad4f7", "#b9bec5")
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.2, 1.6), (6, 2, 1.2, 2))  # in widths of the line

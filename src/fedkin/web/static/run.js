@@ -4,7 +4,6 @@ import { apiPath, ask, badge, brief, byId, known, make, percent, plain, points, 
 import { heat, lines, show } from "./figures.js";
 
 const id = byId("content").dataset.run;
-const CURVES = ["round", "micro", "macro", "worst_decile", "std", "test_loss", "train_loss", "bytes_down", "bytes_up", "seconds", "participants", "failed", "removed", "training", "evaluating", "writing", "wall"];
 const rows = new Map(); // "round.final" -> one record
 let page = null;
 const curves = new Map(); // a figure that grows with the run -> what draws it anew
@@ -21,7 +20,7 @@ function jumps() {
 
 function absorb(columnsOf, final) {
   columnsOf.round.forEach((round, i) => {
-    const record = Object.fromEntries(CURVES.map((key) => [key, columnsOf[key][i]]));
+    const record = Object.fromEntries(Object.entries(columnsOf).map(([key, values]) => [key, values[i]]));
     record.final = final ?? columnsOf.final[i];
     rows.set(`${round}.${record.final}`, record);
   });
@@ -187,8 +186,9 @@ async function load() {
   const found = await shown(byId("problem"), () => ask(apiPath(id)));
   if (!found) return;
   page = found;
+  curves.clear(); // captions may say more now
   absorb(page.curves, 0);
-  if (page.final) absorb(Object.fromEntries(CURVES.map((key) => [key, [page.final[key]]])), 1);
+  if (page.final) absorb(Object.fromEntries(Object.entries(page.final).map(([key, value]) => [key, [value]])), 1);
   drawHead();
   drawCurves();
   drawFacts();
