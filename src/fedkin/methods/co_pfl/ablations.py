@@ -11,12 +11,13 @@ from fedkin.compute.optim import SGD, Optimiser
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Federation
 from fedkin.methods.base import METHODS
+from fedkin.methods.co_pfl import method
 from fedkin.methods.co_pfl.method import PaperCOPFL
 
 
 @METHODS.register("co-pfl")
 class COPFL(PaperCOPFL):
-    """CO-PFL, as the paper has it unless an option says otherwise."""
+    __doc__ = method.__doc__  # as the paper has it, unless an option says otherwise
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
         super().start(fed, layout, row)

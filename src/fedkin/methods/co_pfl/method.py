@@ -8,8 +8,7 @@ says how much it contributes that the others do not have (COWA). The server aver
 Down: the model w, the weight Z behind each coordinate, the client's alpha_n in w (0 if it was not in the last average).
 Up: the shared coordinates, the mask as bits, the score.
 The method is meant for small learning rates (paper: 1e-4) and local BatchNorm statistics (`--buffers local`).
-`departs` says where this differs from the paper. `ablations` has what only tables of
-results need.
+`departs` says where this differs from the paper.
 """
 
 from __future__ import annotations

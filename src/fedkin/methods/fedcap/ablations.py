@@ -13,6 +13,7 @@ from fedkin.core import notes
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Replies, Reply
 from fedkin.methods.base import METHODS, Needs
+from fedkin.methods.fedcap import method
 from fedkin.methods.fedcap.method import PaperFedCAP
 from fedkin.methods.fedcap.similarity import detect, rows_of
 from fedkin.robust import Detector
@@ -23,7 +24,7 @@ TABLE_IV = {"1": (1, 0, 0), "2": (0, 0, 1), "3": (1, 1, 0), "4": (1, 0, 1), "ful
 
 @METHODS.register("fedcap")
 class FedCAP(PaperFedCAP):
-    """FedCAP, as the paper has it unless an option says otherwise."""
+    __doc__ = method.__doc__  # as the paper has it, unless an option says otherwise
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)

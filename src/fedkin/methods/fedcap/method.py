@@ -8,7 +8,6 @@ sent.
 Down: w-hat_k. Up: the update d_k. A client that was absent in the last round is first asked for an update (a
 collection): down w, up d_k.
 `departs` says where the paper and the authors' code differ, and which of them is followed.
-`ablations` has what only tables of results and the authors' code need.
 """
 
 from __future__ import annotations

@@ -11,12 +11,13 @@ from fedkin.compute.optim import SGD
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Replies, Reply
 from fedkin.methods.base import METHODS
+from fedkin.methods.fedpkda import method
 from fedkin.methods.fedpkda.method import PaperFedPKDA
 
 
 @METHODS.register("fedpkda")
 class FedPKDA(PaperFedPKDA):
-    """FedPKDA, as the paper has it unless an option says otherwise."""
+    __doc__ = method.__doc__  # as the paper has it, unless an option says otherwise
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
         if self.options.share == "body":

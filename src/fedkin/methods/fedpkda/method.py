@@ -1,5 +1,6 @@
 """FedPKDA. Zeng et al., "FedPKDA: Personalized Federated Learning with Privacy-Preserving Knowledge Dynamic
-Alignment", AAAI 2026.
+Alignment", AAAI 2026. The profile `official` follows the authors' code: the whole model is shared, and an epoch of
+alignment comes before training.
 
 A prototype is the mean of a class's features. Clients send prototypes that are clipped and noised; the server combines
 them into global prototypes p_G^k, weighted by Mahalanobis distance. In training, features are pulled towards the
@@ -8,8 +9,7 @@ trace of each client's Fisher matrix; the head eta_i is private.
 Up: the noised prototypes of the classes that a client has, which classes these are, and the size of the smallest; then
 theta_i and gamma_i. Down: theta, the global prototypes, which classes they are of, and t/T. The noise gives little
 privacy: each round notes its epsilon.
-`departs` says where this differs from the paper. `ablations` has what only tables of
-results and the authors' code need.
+`departs` says where this differs from the paper.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from fedkin.compute import keys
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Reply
 from fedkin.methods.base import METHODS
+from fedkin.methods.pfedcs import method
 from fedkin.methods.pfedcs.method import PaperPFedCS, classifier
 from fedkin.methods.pfedcs.mixture import Bools, Floats
 
@@ -18,7 +19,7 @@ AT_RANDOM = 3  # collaborators of each client, where they are drawn by lot
 
 @METHODS.register("pfedcs")
 class PFedCS(PaperPFedCS):
-    """PFedCS, as the paper has it unless an option says otherwise."""
+    __doc__ = method.__doc__  # as the paper has it, unless an option says otherwise
 
     def round(self, fed: Federation, cohort: Clients) -> None:
         if self.options.independent_head_init and fed.round == 0 and self.options.beta > 1:

@@ -5,8 +5,7 @@ Clients with similar data get similar heads. In the first stage the server compa
 client, a teacher from the heads that are near its own. The client tunes the teacher to its data and then learns from
 it as well as from its labels. From round beta on, the method is FedPer.
 Stage 1, down: the body and the client's teacher; up: the trained body and head. Stage 2: the body both ways.
-`departs` says where this differs from the paper. `ablations` has what only tables of
-results need.
+`departs` says where this differs from the paper.
 """
 
 from __future__ import annotations
