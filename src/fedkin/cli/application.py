@@ -32,17 +32,21 @@ RunsDir = Annotated[
 
 
 def command(
-    name: str, example: str, panel: str, settings: Callable[[], set[str] | None] | None = None
+    name: str,
+    example: str,
+    panel: str | None = None,
+    settings: Callable[[], set[str] | None] | None = None,
+    within: typer.Typer = app,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Registers a command; one that was registered under this name before gives way."""
+    """Registers a command (`within`: below which other); one that was registered under this name before gives way."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         lines = "\n\n".join(f"[cyan]{line.strip()}[/]".replace("[:", "\\[:") for line in example.strip().splitlines())
         ready = guarded(function) if settings is None else with_settings(settings())(guarded(function))
         prose = paragraphs(function.__doc__ or "")
         about = "\n\n".join([*prose, "[bold]Example[/]", lines])
-        app.registered_commands[:] = [c for c in app.registered_commands if c.name != name]
-        app.command(name, rich_help_panel=panel, short_help=prose[0], help=about)(ready)
+        within.registered_commands[:] = [c for c in within.registered_commands if c.name != name]
+        within.command(name, rich_help_panel=panel, short_help=prose[0], help=about)(ready)
         return function
 
     return add

@@ -28,6 +28,8 @@ from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.cli.flags import checked, from_file, grid_configs, run_config_of, split_settings
 from fedkin.config import make_config
 
+One = Annotated[str | None, typer.Argument(help="The one to show in detail.")]
+
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -156,7 +158,7 @@ def split(
     LOOK,
 )
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method to show in detail.")] = None,
+    name: One = None,
     model: Annotated[
         str, typer.Option("--model", metavar="NAME", help="The model whose message size is shown.")
     ] = "cnn-512",
@@ -178,11 +180,7 @@ def methods(
     """,
     LOOK,
 )
-def attacks(
-    name: Annotated[str | None, typer.Argument(help="One attack.")] = None,
-    plugin: Plugins = None,
-    json: Json = False,
-) -> None:
+def attacks(name: One = None, plugin: Plugins = None, json: Json = False) -> None:
     """List what malicious clients can do, or show one attack with its paper, its options and their ranges."""
     use_plugins(plugin)
     from fedkin.cli.listing import Attacks
@@ -198,11 +196,7 @@ def attacks(
     """,
     LOOK,
 )
-def rules(
-    name: Annotated[str | None, typer.Argument(help="One rule.")] = None,
-    plugin: Plugins = None,
-    json: Json = False,
-) -> None:
+def rules(name: One = None, plugin: Plugins = None, json: Json = False) -> None:
     """List the rules by which the server can average, or show one with its paper, its options and their ranges."""
     use_plugins(plugin)
     from fedkin.cli.listing import Rules
@@ -218,11 +212,7 @@ def rules(
     """,
     LOOK,
 )
-def schedules(
-    name: Annotated[str | None, typer.Argument(help="One schedule.")] = None,
-    plugin: Plugins = None,
-    json: Json = False,
-) -> None:
+def schedules(name: One = None, plugin: Plugins = None, json: Json = False) -> None:
     """List the ways in which the learning rate can change from round to round, or show one with its options.
 
     With --lr-factors, single clients can have rates of their own as well."""
@@ -241,7 +231,7 @@ def schedules(
     LOOK,
 )
 def datasets(
-    name: Annotated[str | None, typer.Argument(help="A data set to show in detail.")] = None,
+    name: One = None,
     data_dir: Annotated[
         str | None, typer.Option("--data-dir", metavar="DIR", help="The folder in which to look for the files.")
     ] = None,
@@ -261,7 +251,7 @@ def datasets(
     """,
     LOOK,
 )
-def models(name: Annotated[str | None, typer.Argument(help="One model.")] = None, json: Json = False) -> None:
+def models(name: One = None, json: Json = False) -> None:
     """List the networks with their sizes, or show one layer by layer."""
     from fedkin.cli.listing import Models
 
@@ -276,7 +266,7 @@ def models(name: Annotated[str | None, typer.Argument(help="One model.")] = None
     """,
     LOOK,
 )
-def partitions(name: Annotated[str | None, typer.Argument(help="One partition.")] = None, json: Json = False) -> None:
+def partitions(name: One = None, json: Json = False) -> None:
     """List the ways to deal samples to clients, or explain one of them."""
     from fedkin.cli.listing import Partitions
 

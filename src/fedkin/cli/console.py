@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,15 @@ def table(title: str | None, *columns: str, right: Sequence[str] = (), caption: 
     )
     for name in columns:
         made.add_column(name, justify="right" if name in right else "left", no_wrap=name == columns[0])
+    return made
+
+
+def scores(whose: str, lines: Iterable[tuple[str, Sequence[float]]]) -> Table:
+    """Accuracies of a run: for each line the macro and micro means, the worst decile, the deviation over clients."""
+    columns = ("macro", "micro", "worst decile", "std over clients")
+    made = table(None, f"{whose}, percent", *columns, right=columns)
+    for name, values in lines:
+        made.add_row(name, *map(percent, values))
     return made
 
 

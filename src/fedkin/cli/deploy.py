@@ -22,6 +22,13 @@ Insecure = Annotated[
     bool, typer.Option("--insecure", help="Use no TLS and no keys: only for trials on a machine of your own.")
 ]
 
+Key = Annotated[str | None, typer.Option("--key", metavar="FILE", help="This site's private key.")]
+Cert = Annotated[
+    str | None,
+    typer.Option("--cert", metavar="FILE", help="This site's certificate (default: the .crt file beside the key)."),
+]
+Ca = Annotated[str | None, typer.Option("--ca", metavar="FILE", help="The authority's certificate, ca.crt.")]
+
 
 @command(
     "server",
@@ -171,12 +178,9 @@ def client(
     server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Where `fedkin server` serves.")],
     data: Annotated[str, typer.Option("--data", metavar="FILE", help="This site's samples: .npz, .csv or .parquet.")],
     name: Annotated[str, typer.Option("--name", metavar="SITE", help="This site's name, as in its certificate.")],
-    key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="This site's private key.")] = None,
-    cert: Annotated[
-        str | None,
-        typer.Option("--cert", metavar="FILE", help="This site's certificate (default: the .crt file beside the key)."),
-    ] = None,
-    ca: Annotated[str | None, typer.Option("--ca", metavar="FILE", help="The server's ca.crt.")] = None,
+    key: Key = None,
+    cert: Cert = None,
+    ca: Ca = None,
     insecure: Insecure = False,
     folder: Annotated[
         str | None,

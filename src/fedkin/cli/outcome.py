@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from fedkin.cli.console import percent, print_json, screen, size, spent, table
+from fedkin.cli.console import percent, print_json, scores, screen, size, spent
 from fedkin.config import POINTS, Config
 from fedkin.core import notes
 from fedkin.robust import Adversary, Attack, make_attack
@@ -84,13 +84,12 @@ def summarise(result: Result) -> None:
     """The numbers of one run, and what they are numbers of."""
     benign = benign_only(result.config)
     whose = f"accuracy of {len(result.per_client) - len(result.malicious)} benign clients" if benign else "accuracy"
-    columns = ("macro", "micro", "worst decile", "std over clients")
-    made = table(None, f"{whose}, percent", *columns, right=columns)
-    last, best = result.accuracy, result.best
-    for name, a in ((f"last round ({result.history[-1].round})", last), (f"best round ({best.round})", best.accuracy)):
-        made.add_row(name, *(percent(v) for v in (a.macro, a.micro, a.worst_decile, a.std)))
+    reached = (
+        (f"last round ({result.history[-1].round})", result.accuracy),
+        (f"best round ({result.best.round})", result.best.accuracy),
+    )
     out = screen()
-    out.print(made)
+    out.print(scores(whose, ((name, (a.macro, a.micro, a.worst_decile, a.std)) for name, a in reached)))
     sent, prepared = result.bytes, result.prepared
     facts = {
         "method": escape(" ".join([result.method, *(f"{k}={v}" for k, v in result.options.items())])),

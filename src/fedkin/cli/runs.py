@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from fedkin.cli.application import RUNS, TRAIN, Json, RunsDir, command
-from fedkin.cli.console import messages, percent, print_json, safe, screen, seconds, size, spent, table
+from fedkin.cli.console import messages, percent, print_json, safe, scores, screen, seconds, size, spent, table
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.config import POINTS
 from fedkin.core import notes
@@ -172,17 +172,13 @@ def show_run(folder: RunFolder) -> None:
 
 
 def _scores(info: RunInfo) -> Any:
-    columns = ("macro", "micro", "worst decile", "std over clients")
-    benign = bool(info.malicious)
-    made = table(None, f"accuracy{' of benign clients' if benign else ''}, percent", *columns, right=columns)
     best = (info.result or {}).get("best")
     lines: list[tuple[str, Mapping[str, Any]]] = [("last", info.accuracy)]
     if isinstance(best, dict):
         lines.append((f"best (round {best.get('round')})", best))
-    for name, values in lines:
-        numbers = (values.get(k) for k in ("macro", "micro", "worst_decile", "std"))
-        made.add_row(name, *(percent(number(v)) for v in numbers))
-    return made
+    kinds = ("macro", "micro", "worst_decile", "std")
+    whose = f"accuracy{' of benign clients' if info.malicious else ''}"
+    return scores(whose, ((name, [number(values.get(k)) for k in kinds]) for name, values in lines))
 
 
 def _facts(folder: RunFolder) -> dict[str, str]:

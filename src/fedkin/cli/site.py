@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from fedkin.cli.application import DEPLOY, Json, RunsDir, app, command, paragraphs
-from fedkin.cli.console import guarded, messages, percent, print_json, screen, table
+from fedkin.cli.application import DEPLOY, Json, RunsDir, app, command
+from fedkin.cli.console import messages, percent, print_json, screen, table
+from fedkin.cli.deploy import Ca, Cert, Key
 from fedkin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,19 +36,6 @@ Hosts = Annotated[
 ]
 
 
-def _key_command(name: str, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """`command` for one below `keys`."""
-
-    def add(function: Callable[..., None]) -> Callable[..., None]:
-        lines = "\n\n".join(f"[cyan]{line.strip()}[/]" for line in example.strip().splitlines())
-        prose = paragraphs(function.__doc__ or "")
-        about = "\n\n".join([*prose, "[bold]Example[/]", lines])
-        keys.command(name, short_help=prose[0], help=about)(guarded(function))
-        return function
-
-    return add
-
-
 def _listed(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
@@ -56,12 +43,13 @@ def _listed(text: str | None) -> list[str]:
 # ---------------------------------------------------------------- keys
 
 
-@_key_command(
+@command(
     "new",
     """
     fedkin keys new keys --host server.example.org,10.0.0.5
     fedkin keys new keys --host localhost --sites siteA,siteB
     """,
+    within=keys,
 )
 def keys_new(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder to make.")],
@@ -96,7 +84,7 @@ def keys_new(
         )
 
 
-@_key_command("new-site", "fedkin keys new-site siteA --to ~/fedkin")
+@command("new-site", "fedkin keys new-site siteA --to ~/fedkin", within=keys)
 def keys_new_site(
     name: Annotated[str, typer.Argument(help="The site's name.")],
     to: Annotated[str, typer.Option("--to", metavar="DIR", help="The folder for NAME.key and NAME.csr.")] = ".",
@@ -120,12 +108,13 @@ def keys_new_site(
     out.print(f"fingerprint {print_of}", soft_wrap=True)
 
 
-@_key_command(
+@command(
     "sign",
     """
     fedkin keys sign keys siteA.csr
     fedkin keys sign keys siteA.csr --replace
     """,
+    within=keys,
 )
 def keys_sign(
     folder: Folder,
@@ -154,7 +143,7 @@ def keys_sign(
     screen().print(f"{escape(made)}  goes back to the site, with ca.crt", soft_wrap=True)
 
 
-@_key_command("revoke", "fedkin keys revoke keys siteA")
+@command("revoke", "fedkin keys revoke keys siteA", within=keys)
 def keys_revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The site.")], json: Json = False) -> None:
     """Remove a site from the list. Its certificate is refused from now on, also by a server that is running."""
     from fedkin.deploy.authority import revoke
@@ -165,7 +154,7 @@ def keys_revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The si
     screen().print(f"site {site.name} may no longer join; a server that is running has noticed", soft_wrap=True)
 
 
-@_key_command("renew", "fedkin keys renew keys --host server.example.org")
+@command("renew", "fedkin keys renew keys --host server.example.org", within=keys)
 def keys_renew(folder: Folder, host: Hosts, json: Json = False) -> None:
     """Make a new certificate for the server by the same authority. Nothing changes for the sites."""
     from fedkin.deploy.authority import renew_server
@@ -174,7 +163,7 @@ def keys_renew(folder: Folder, host: Hosts, json: Json = False) -> None:
     _show_folder(folder, json)
 
 
-@_key_command("show", "fedkin keys show keys")
+@command("show", "fedkin keys show keys", within=keys)
 def keys_show(folder: Folder, json: Json = False) -> None:
     """Show the fingerprints of the certificates, when they expire, and which sites may join."""
     _show_folder(folder, json)
@@ -241,12 +230,9 @@ def _sites(known: list[KnownSite], ends: dict[str, datetime]) -> Any:
 )
 def doctor(
     server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="The server's address.")] = None,
-    ca: Annotated[str | None, typer.Option("--ca", metavar="FILE", help="The authority's certificate, ca.crt.")] = None,
-    key: Annotated[str | None, typer.Option("--key", metavar="FILE", help="The site's private key.")] = None,
-    cert: Annotated[
-        str | None,
-        typer.Option("--cert", metavar="FILE", help="The site's certificate (default: the .crt file beside the key)."),
-    ] = None,
+    ca: Ca = None,
+    key: Key = None,
+    cert: Cert = None,
     data: Annotated[str | None, typer.Option("--data", metavar="FILE", help="The site's data.")] = None,
     config: Annotated[
         str | None,
