@@ -56,7 +56,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     name = page.file.src_uri
     source = next((path for path, called in OUTSIDE.items() if called == name), f"docs/{name}")
     markdown = re.sub(r"^```sh (\w[\w ]*)$", r'```sh title="\1"', markdown, flags=re.M)
-    return re.sub(r"(\]\()(?![a-z]+:)([^)#\s]+)", lambda found: found[1] + link(found[2], source, name, files), markdown)
+    return re.sub(
+        r"(\]\()(?![a-z]+:)([^)#\s]+)", lambda found: found[1] + link(found[2], source, name, files), markdown
+    )
 
 
 def link(target: str, source: str, page: str, files: Files) -> str:
