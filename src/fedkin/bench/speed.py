@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedkin.bench.networks import LSTM, Depthwise, ViT
 from fedkin.bench.stopwatch import peak_mb, sync, timed
 from fedkin.compute import graphs
 from fedkin.compute.backends import matmul_precision
@@ -34,8 +36,8 @@ from fedkin.rounds.assemble import Parts, make_site
 @dataclass(frozen=True)
 class Case:
     about: str
-    model: str
-    shape: tuple[int, int, int]
+    model: str | Callable[[], nn.Module]
+    shape: tuple[int, ...]
     classes: int
     clients: int
     batch: int
@@ -45,6 +47,13 @@ class Case:
     loop: bool = True  # the loop is timed too
     chunk: int | None = None
 
+    def network(self) -> nn.Module:
+        if isinstance(self.model, str):
+            return build(self.model, self.shape, self.classes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.model()
+
 
 CNN = Case("20 clients of CNN-512, batch 10, 5 epochs of 200 samples", "cnn-512", (3, 32, 32), 10, clients=20, batch=10)
 EMNIST = Case(
@@ -53,12 +62,23 @@ EMNIST = Case(
 RAGGED = "50 clients of CNN-512 with 34 to 2,628 samples, batch 10, 1 epoch"
 RESNET = "10 clients of ResNet-18, batch 32, 3 epochs of 320 samples"
 THOUSAND = "memory: 1,000 clients of FedCAP's EMNIST network in chunks of 100, 1 epoch of 40 samples"
+VIT = Case(
+    "20 clients of a transformer on images (4 layers, width 128), batch 10, 1 epoch of 100 samples",
+    ViT,
+    *((3, 32, 32), 10, 20, 10, 100, 1),
+)
+SERIES = "20 clients of an LSTM (hidden 128) on series of 50 steps, batch 10, 1 epoch of 100 samples"
+BLOCKS = "20 clients of four depthwise-separable blocks of 64 channels with BatchNorm, batch 10, 1 epoch of 100 samples"
 CASES: dict[str, Case] = {
     "cnn-512": CNN,
     "cnn-512-100": replace(CNN, about="the same with 100 clients", clients=100),
     "fedcap-emnist": EMNIST,
     "resnet18": replace(CNN, about=RESNET, model="resnet18", clients=10, batch=32, samples=320, epochs=3),
     "ragged": replace(CNN, about=RAGGED, clients=50, samples=600, epochs=1, ragged=True),
+    "vit-tiny": VIT,
+    "vit-tiny-100": replace(VIT, about="the same with 100 clients", clients=100),
+    "lstm": replace(VIT, about=SERIES, model=LSTM, shape=(50, 32)),
+    "depthwise-bn": replace(VIT, about=BLOCKS, model=Depthwise),
     "emnist-1000": replace(EMNIST, about=THOUSAND, clients=1000, samples=40, epochs=1, loop=False, chunk=100),
 }
 
@@ -67,7 +87,7 @@ def measure(name: str, device: torch.device, precision: Precision, quick: bool, 
     case = CASES[name]
     if quick:
         case = replace(case, samples=max(case.samples // 4, 2 * case.batch), epochs=1)
-    network = build(case.model, case.shape, case.classes)
+    network = case.network()
     site, parts = _site(case, network, device, precision, way)
     ids = np.arange(case.clients)
     steps = plan(parts, ids, case.epochs, case.batch, (0, 0, "bench", 1), site.has_batch_norm)
@@ -125,7 +145,9 @@ def _site(
         sizes = np.geomspace(34, 2628, case.clients).astype(np.int64)
     parts = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
     count = int(sizes.sum())
-    x = rng.integers(0, 256, (count, *case.shape), dtype=np.uint8)
+    images = len(case.shape) == 3
+    size = (count, *case.shape)
+    x: Any = rng.integers(0, 256, size, dtype=np.uint8) if images else rng.standard_normal(size, dtype=np.float32)
     data = Dataset("bench", x, rng.integers(0, case.classes, count), case.classes)
     config = make_config({"method": "fedavg", "epochs": case.epochs, "batch": case.batch, "lr": 0.01})
     source, names = Source(data.x, data.y, device), [str(i) for i in range(case.clients)]
@@ -138,7 +160,7 @@ def _site(
 def _loop(network: nn.Module, site: Site, steps: Any, case: Case, precision: Precision) -> Tensor:
     """The obvious loop."""
     device, layout = site.source.device, site.layout
-    model = build(case.model, case.shape, case.classes).to(device)
+    model = case.network().to(device)
     rows = torch.empty(case.clients, layout.width, device=device)
     with matmul_precision(precision):
         for k in range(case.clients):
