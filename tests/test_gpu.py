@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from wild import NETWORKS
 
 from fedkin.compute import graphs
 from fedkin.compute.backends import run_way
@@ -116,6 +117,39 @@ def test_frozen_parameters(way: str, frozen: str | tuple[str, ...]) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(frozen))
     same(way, model, tolerance=5e-2, opt=SGD(1e-3))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_from_the_wild(name: str) -> None:
+    """Captured as a graph, or row by row where `vmap` cannot run them, as on the CPU."""
+    wild = NETWORKS[name]
+    torch.manual_seed(3)
+    network, data = wild.network()
+    x, y = data(int(sum(SIZES))), np.random.default_rng(5).integers(0, 3, sum(SIZES))
+    example = Source(x[:6], y[:6], torch.device("cpu")).batch(torch.arange(6))
+    layout = Layout.of(network, wild.head, example=example)
+    forward = trace(network, layout, example)
+    assert forward.together == wild.together
+    ends, found = np.cumsum(SIZES), {}
+    parts = [np.arange(e - n, e) for e, n in zip(ends, SIZES, strict=True)]
+    for way, device in (("each", "cpu"), ("graph" if wild.together else "each", "cuda")):
+        work = Work(
+            forward,
+            layout,
+            layout.row(network).to(device).repeat(ROWS, 1),
+            np.arange(ROWS),
+            Source(x, y, torch.device(device)),
+            plan(parts, np.arange(ROWS), 1, 10, (0,), forward.has_batch_norm),
+            SGD(0.2 * wild.lr),
+            layout.learnt("model"),
+            noise=np.arange(1, ROWS + 1).astype(np.uint64),
+        )
+        before = work.rows.cpu().clone()
+        assert torch.isfinite(run_way(way, work)).all()
+        found[device] = work.rows.cpu()
+    graphs.forget()
+    error = (found["cuda"] - found["cpu"]).norm() / (found["cpu"] - before).norm()
+    assert float(error) < (5e-2 if forward.has_batch_norm else 1e-3)
 
 
 def test_graphs_are_reused_with_other_rows_and_moments_go_on() -> None:

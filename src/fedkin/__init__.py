@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedkin.api import compare, resume, run
+    from fedkin.bench.check import NetworkCheck, check
     from fedkin.compute.layout import Layout
     from fedkin.compute.losses import align, cross_entropy, guide
     from fedkin.compute.optim import SGD, Adam
@@ -25,6 +26,7 @@ from fedkin.version import VERSION as __version__
 # Names are looked up when first used: importing torch takes seconds, and `fedkin --help` does not need it.
 _HOMES = {
     "fedkin.api": ("compare", "resume", "run"),
+    "fedkin.bench.check": ("NetworkCheck", "check"),
     "fedkin.core.cohort": ("Cohort", "Model"),
     "fedkin.core.store": ("Keep",),
     "fedkin.compute.losses": ("align", "cross_entropy", "guide"),
@@ -62,11 +64,13 @@ __all__ = [
     "Layout",
     "Method",
     "Model",
+    "NetworkCheck",
     "Result",
     "UsageError",
     "__version__",
     "adapters",
     "align",
+    "check",
     "compare",
     "cross_entropy",
     "dirichlet",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedkin.bench.networks import LSTM, Depthwise, ViT
 from fedkin.bench.stopwatch import peak_mb, sync, timed
-from fedkin.compute import graphs
+from fedkin.compute import graphs, keys
 from fedkin.compute.backends import matmul_precision
 from fedkin.compute.batches import Source, plan
 from fedkin.compute.choice import Chooser
@@ -88,7 +88,7 @@ def measure(name: str, device: torch.device, precision: Precision, quick: bool, 
     if quick:
         case = replace(case, samples=max(case.samples // 4, 2 * case.batch), epochs=1)
     network = case.network()
-    site, parts = _site(case, network, device, precision, way)
+    site, parts = site_of(case, network, samples_of(case), device, precision, way)
     ids = np.arange(case.clients)
     steps = plan(parts, ids, case.epochs, case.batch, (0, 0, "bench", 1), site.has_batch_norm)
     client_steps = int(steps.steps.sum())
@@ -109,7 +109,7 @@ def measure(name: str, device: torch.device, precision: Precision, quick: bool, 
     loops, cohorts = [], []
     for _ in range(repeats):
         if case.loop:
-            theirs, seconds = timed(lambda: _loop(network, site, steps, case, precision), device)
+            theirs, seconds = timed(lambda: loop(case.network(), site, steps, precision), device)
             loops.append(seconds)
         mine, seconds = timed(cohort, device)
         cohorts.append(seconds)
@@ -136,20 +136,34 @@ def measure(name: str, device: torch.device, precision: Precision, quick: bool, 
     return row
 
 
-def _site(
-    case: Case, network: nn.Module, device: torch.device, precision: Precision, way: str
-) -> tuple[Site, list[Any]]:
-    rng = np.random.default_rng(0)
-    sizes = np.full(case.clients, case.samples)
+def _sizes(case: Case) -> keys.I64:
     if case.ragged:
-        sizes = np.geomspace(34, 2628, case.clients).astype(np.int64)
-    parts = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
-    count = int(sizes.sum())
+        return np.geomspace(34, 2628, case.clients).astype(np.int64)
+    return np.full(case.clients, case.samples)
+
+
+def samples_of(case: Case) -> Dataset:
+    """Random ones."""
+    rng, count = np.random.default_rng(0), int(_sizes(case).sum())
     images = len(case.shape) == 3
     size = (count, *case.shape)
     x: Any = rng.integers(0, 256, size, dtype=np.uint8) if images else rng.standard_normal(size, dtype=np.float32)
-    data = Dataset("bench", x, rng.integers(0, case.classes, count), case.classes)
-    config = make_config({"method": "fedavg", "epochs": case.epochs, "batch": case.batch, "lr": 0.01})
+    return Dataset("bench", x, rng.integers(0, case.classes, count), case.classes)
+
+
+def site_of(
+    case: Case,
+    network: nn.Module,
+    data: Dataset,
+    device: torch.device,
+    precision: Precision,
+    way: str,
+    head: str | None = None,
+) -> tuple[Site, list[Any]]:
+    """The clients of a case, with these samples dealt in order."""
+    sizes = _sizes(case)
+    parts = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
+    config = make_config({"method": "fedavg", "epochs": case.epochs, "batch": case.batch, "lr": 0.01, "head": head})
     source, names = Source(data.x, data.y, device), [str(i) for i in range(case.clients)]
     lists: Parts = {"train": parts, "validation": [p[:0] for p in parts], "test": parts}
     chooser = Chooser(way, remember=False)
@@ -157,13 +171,14 @@ def _site(
     return make_site(config, kind, network, data, source, lists, names, precision, chooser=chooser), parts
 
 
-def _loop(network: nn.Module, site: Site, steps: Any, case: Case, precision: Precision) -> Tensor:
+def loop(model: nn.Module, site: Site, steps: Any, precision: Precision) -> Tensor:
     """The obvious loop."""
     device, layout = site.source.device, site.layout
-    model = case.network().to(device)
-    rows = torch.empty(case.clients, layout.width, device=device)
+    model = model.to(device)
+    clients = steps.table.shape[1]
+    rows = torch.empty(clients, layout.width, device=device)
     with matmul_precision(precision):
-        for k in range(case.clients):
+        for k in range(clients):
             layout.load(model, site.initial)
             model.train()
             optimiser = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedkin.compute import draws, layers
@@ -139,7 +139,7 @@ def _name(func: Any) -> str:
 
 def users_line(start: Any) -> str:
     """Where the user's own code stands, of a frame or a traceback: the innermost line that is neither PyTorch's nor
-    ours."""
+    ours. Nothing where there is none."""
     frames: list[tuple[str, int]] = []
     while start is not None:
         if isinstance(start, TracebackType):
@@ -151,7 +151,7 @@ def users_line(start: Any) -> str:
     for file, line in frames:
         if not file.startswith((_TORCH, _OURS, "<")):
             return f"{Path(file).name} line {line}: {linecache.getline(file, line).strip()}"
-    return "in PyTorch's own code"
+    return ""
 
 
 # ---------------------------------------------------------------- noise
@@ -542,3 +542,11 @@ OVER_ROWS: dict[Any, Callable[..., Any]] = {
     F.max_pool2d: _max_pool2d,
     torch.Tensor.view: _view,
 }
+
+KINDS: tuple[type[nn.Module], ...] = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm),
+    *(nn.Embedding, nn.EmbeddingBag, nn.MaxPool2d, nn.RNNBase, nn.MultiheadAttention),
+    *(nn.modules.dropout._DropoutNd,),
+)
+"""The modules that call these."""

@@ -39,7 +39,7 @@ def trace(model: nn.Module, layout: Layout, example: Tensor) -> Forward:
             return program
         plain.no_program = "what its layers give one by one is not what it gives"
     except _NO_PROGRAM as error:
-        plain.no_program = f"{error}"
+        plain.no_program = _reason(error)
     if not _repeats(plain, layout, row, example):
         raise UsageError(
             f"{plain.name} draws random numbers that could not be repeated from a seed, and not with PyTorch: use "
@@ -52,8 +52,14 @@ def trace(model: nn.Module, layout: Layout, example: Tensor) -> Forward:
             plain.why_not = "it mixes the samples of a batch, or its rows"
     except _NO_VMAP as error:
         plain.together = False
-        plain.why_not = f"{users_line(error.__traceback__)} ({error})"
+        plain.why_not = _reason(error)
     return plain
+
+
+def _reason(error: Exception) -> str:
+    """The user's line where there is one, and the first sentence of what was wrong with it."""
+    said, line = f"{error}".partition(". ")[0].strip(), users_line(error.__traceback__)
+    return f"{line} ({said})" if line else said
 
 
 _NO_PROGRAM = (Unsupported, fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError, AttributeError, KeyError)

@@ -40,6 +40,8 @@ class Vmapped:
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, rows: int, context: Context) -> Out:
         x = usual_order(x)
         alone = rows == 1 and context.valid is None
+        if self.has_batch_norm and self.together and context.train and len(x) == 1:
+            alone = False  # PyTorch's own BatchNorm takes no single sample
         with (
             torch.autocast(x.device.type, context.dtype, enabled=context.dtype != torch.float32),
             self._borrowed(x.device) as network,
