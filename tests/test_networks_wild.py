@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,15 @@ import torch
 import torch.nn.functional as F
 from reference import Bench, distance, plain_loss, torch_optimiser, usual_order
 from torch import Tensor, nn
+from typer.testing import CliRunner
 from wild import CLASSES, NETWORKS, images, numbers
 
 import fedkin as fk
+from fedkin.bench.check import ALONE, MAPPED, PROGRAM, RULE, VMAP
+from fedkin.cli.application import app
 from fedkin.compute import draws, keys
 from fedkin.compute.optim import SGD
+from fedkin.compute.program import Program
 from fedkin.errors import DataError, UsageError
 from fedkin.models import Ready
 from fedkin.parts import pack
@@ -134,7 +139,7 @@ def test_networks_from_the_wild_train_as_in_the_plain_loop(name: str) -> None:
         if way == "batched" and not wild.together:
             with pytest.raises(UsageError, match=r"choose each or threads") as caught:
                 bench.cohort().fit(start)
-            assert wild.reason in str(caught.value)
+            assert wild.said in str(caught.value)
             continue
         assert form.together == wild.together, form.why_not
         expected = plain_loop(bench, start) if expected is None else expected
@@ -264,3 +269,76 @@ def test_lazy_layers_take_their_sizes_from_the_samples_and_their_weights_from_th
     if given == "network":
         with pytest.raises(UsageError, match="run it once on a few samples before, or give its class"):
             fk.run("fedavg", model=nn.Sequential(nn.LazyBatchNorm2d()), clients=clients_of(images), **QUICK)
+
+
+# ---------------------------------------------------------------- what is said of it
+
+
+def table() -> str:
+    lines = ["| network | layers and habits | how it runs |", "| --- | --- | --- |"]
+    for name, wild in NETWORKS.items():
+        how = PROGRAM if wild.form is Program else VMAP if wild.together else f"{ALONE}: {wild.why}"
+        about = " ".join((wild.make.__doc__ or "").split()).removesuffix(".")
+        lines.append(f"| {name} | {about} | {how} |")
+    return "\n".join(lines)
+
+
+def test_the_table_of_the_docs_is_that_of_the_networks_tested_here() -> None:
+    page = Path(__file__).parent.parent / "docs" / "your-model.md"
+    assert table() in page.read_text()
+
+
+def test_a_check_says_how_each_layer_runs_and_how_fast() -> None:
+    network = NETWORKS["MLP-Mixer"].make()
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(not name.startswith("embed"))
+    found = fk.check(network, images(4), clients=2, steps=1, batch=2, device="cpu")
+    assert found.form == VMAP
+    assert {"embed": "Linear", "n1": "RMSNorm"}.items() <= {layer.name: layer.kind for layer in found.layers}.items()
+    ways = {layer.name: layer.way for layer in found.layers}
+    assert ways["embed"] == "once for all rows (frozen)"
+    assert (ways["tokens.0"], ways["tokens.1"], ways["tokens.2"]) == (RULE, MAPPED, RULE)
+    assert set(found.ways_ms) >= {"each", "batched"}
+    assert found.best in found.ways_ms
+    assert found.columns["frozen"] == 12 * 8 + 8
+    assert found.noise
+    text = str(found)
+    assert text.startswith("Mixer runs as: own code under vmap\n  no program over rows: ")
+    assert "head: head; numbers: body" in text
+    assert json.loads(json.dumps(found.to_dict()))["best"] == found.best
+
+
+def test_a_check_names_the_line_that_stood_in_the_way() -> None:
+    found = fk.check(NETWORKS["early exit"].make, numbers(5)(4), clients=2, steps=1, batch=2, device="cpu")
+    assert found.form == ALONE
+    assert any("wild.py line" in reason and "if h.abs().mean() < 0.5" in reason for reason in found.reasons)
+    assert {layer.way for layer in found.layers} == {ALONE}
+    assert "batched" not in found.ways_ms
+
+
+def test_a_check_takes_samples_of_several_parts_and_refuses_what_are_none() -> None:
+    wild = NETWORKS["BERT with a mask"]
+    assert fk.check(wild.make, wild.data(3), clients=2, steps=1, batch=2, device="cpu").head == "classifier"
+    with pytest.raises(UsageError, match="one row a sample"):
+        fk.check(wild.make, 3.0, device="cpu")
+    with pytest.raises(UsageError, match="batch=0"):
+        fk.check(wild.make, wild.data(3), batch=0, device="cpu")
+
+
+def test_a_network_in_a_file_is_checked_from_the_command_line() -> None:
+    here = Path(__file__).parent / "wild.py"
+
+    def call(*words: str) -> Any:
+        return CliRunner().invoke(app, ["models", "--check", *words])
+
+    words = [f"{here}:EarlyExit", "--shape", "5", "--device", "cpu"]
+    assert json.loads(call(*words, "--json").stdout)["check"]["network"] == "EarlyExit"
+    assert "EarlyExit runs as: row by row" in call(*words).stdout
+    for wrong, said in (
+        ([f"{here}:EarlyExi"], "did you mean 'EarlyExit'"),
+        ([f"{here}"], "my_net.py:Net"),
+        ([f"{here}:Bag", "--shape", "a"], "--shape a"),
+    ):
+        outcome = call(*wrong)
+        assert outcome.exit_code == 2
+        assert said in outcome.output.replace("\n", " ")

@@ -118,6 +118,8 @@ class GRUSeries(nn.Module):
 
 
 class BiLSTM(nn.Module):
+    """Both directions, their last states joined, dropout."""
+
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(5, 6, bidirectional=True, batch_first=True)
@@ -225,6 +227,8 @@ class MobileNet(nn.Module):
 
 
 class GroupNormResNet(nn.Module):
+    """A residual block with GroupNorm."""
+
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.n1 = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.GroupNorm(2, 8)
@@ -315,6 +319,8 @@ class TCN(nn.Module):
 
 
 class DenseNet(nn.Module):
+    """Every layer takes all before it, BatchNorm first."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
@@ -346,6 +352,8 @@ class UNet(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
+    """Channels weighed by what the whole image holds."""
+
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.bn = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
@@ -445,7 +453,7 @@ class EarlyExit(nn.Module):
 
 
 class Handmade(nn.Module):
-    """Statistics over the batch by hand: rows can share a pass, padded samples cannot."""
+    """Statistics over the batch by hand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -487,13 +495,15 @@ def table(count: int) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class Wild:
-    """`form` and `together`: how it runs; `reason`: what is said where rows cannot share a pass."""
+    """`form` and `together`: how it runs; where rows cannot share a pass, `why` is the reason, and `said` part of what
+    FedKin says of it."""
 
     make: Callable[[], nn.Module]
     data: Callable[[int], np.ndarray | dict[str, np.ndarray]]
     form: type = Vmapped
     together: bool = True
-    reason: str = ""
+    said: str = ""
+    why: str = ""
     lr: float = 0.05
     head: str | None = None
 
@@ -533,6 +543,10 @@ NETWORKS: dict[str, Wild] = {
     "spectral and orthogonal": Wild(Spectral, numbers(5), lr=0.01),
     "EmbeddingBag": Wild(Bag, words),
     "numbers and categories": Wild(Table, table, lr=0.01),
-    "early exit": Wild(EarlyExit, numbers(5), together=False, reason="if h.abs().mean() < 0.5"),
-    "batch statistics by hand": Wild(Handmade, numbers(5), together=False, reason="mixes the samples"),
+    "early exit": Wild(
+        EarlyExit, numbers(5), together=False, said="if h.abs().mean() < 0.5", why="control flow depends on the data"
+    ),
+    "batch statistics by hand": Wild(
+        Handmade, numbers(5), together=False, said="mixes the samples", why="its statistics mix padding in"
+    ),
 }

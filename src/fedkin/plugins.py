@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.config import Config
-from fedkin.errors import FedKinError, UsageError
+from fedkin.errors import FedKinError, UsageError, unknown
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def load(path: str | Path) -> Plugin:
     if place in _loaded and _loaded[place].sha256 == sha:
         return _loaded[place]
     before = [dict(r.items()) for r in _registries()]
-    name = f"fedkin_plugin_{file.stem}_{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+    name = _module(place)
     spec = importlib.util.spec_from_loader(name, _Source(place, content), origin=place)
     assert spec is not None
     assert spec.loader is not None
@@ -77,6 +77,19 @@ def load(path: str | Path) -> Plugin:
     names = [n for old, new in zip(before, now, strict=True) for n in new if new[n] is not old.get(n)]
     _loaded[place] = Plugin(place, sha, tuple(names))
     return _loaded[place]
+
+
+def own_network(where: str) -> Any:
+    """What a file calls by this name, `my_net.py:Net`: a network, its class or a function that makes one. The file is
+    run, and registers what it registers."""
+    path, _, name = where.rpartition(":")
+    if not path:
+        raise UsageError(f"{where!r}: give a file and what it calls the network, my_net.py:Net")
+    module = sys.modules[_module(load(path).path)]
+    if not hasattr(module, name):
+        own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__]
+        raise unknown(f"name in {path}", name, own)
+    return getattr(module, name)
 
 
 def loaded() -> list[Plugin]:
@@ -119,6 +132,10 @@ def require(run: str, recorded: Any) -> None:
         )
 
 
+def _module(place: str) -> str:
+    return f"fedkin_plugin_{Path(place).stem}_{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+
+
 def _registries() -> list[Mapping[str, Any]]:
     from fedkin.core.schedules import SCHEDULES
     from fedkin.data import PARTITIONS, SOURCES
@@ -136,4 +153,4 @@ def _where(error: Exception, place: str) -> str:
     return f"{f'line {line}: ' if line else ''}{type(error).__name__}: {said}"
 
 
-__all__ = ["Plugin", "facts", "identity_of", "load", "loaded", "require", "used_by"]
+__all__ = ["Plugin", "facts", "identity_of", "load", "loaded", "own_network", "require", "used_by"]

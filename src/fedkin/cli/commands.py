@@ -248,14 +248,36 @@ def datasets(
     """
     fedkin models
     fedkin models resnet18
+    fedkin models --check my_net.py:Net --shape 3,32,32
     """,
     LOOK,
 )
-def models(name: One = None, json: Json = False) -> None:
-    """List the networks with their sizes, or show one layer by layer."""
+def models(
+    name: One = None,
+    check: Annotated[
+        str | None,
+        typer.Option("--check", metavar="FILE.py:NAME", help="Say how your own network would train, and how fast."),
+    ] = None,
+    shape: Annotated[
+        str, typer.Option("--shape", metavar="C,H,W", help="The shape of one sample, for --check.")
+    ] = "3,32,32",
+    vocabulary: Annotated[
+        int, typer.Option("--vocabulary", metavar="N", help="Samples are token ids from 0 to N-1, for --check.")
+    ] = 0,
+    head: Annotated[
+        str | None, typer.Option("--head", metavar="MODULE", help="The head of the network, for --check.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", metavar="NAME", help="The device, for --check.")] = "auto",
+    json: Json = False,
+) -> None:
+    """List the networks with their sizes, show one layer by layer, or check one of your own."""
+    from fedkin.cli.check import check_network
     from fedkin.cli.listing import Models
 
-    Models().present(name, json)
+    if check is None:
+        Models().present(name, json)
+    else:
+        check_network(check, shape, vocabulary, head, device, json)
 
 
 @command(
