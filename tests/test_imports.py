@@ -176,13 +176,31 @@ def test_a_site_is_put_together_in_one_place() -> None:
 
 
 def test_a_run_is_begun_and_restored_in_one_place() -> None:
-    """Simulations and the servers of real sites by the same code; a model that is exported is only read."""
+    """Simulations and the servers of real sites by the same code, and runs that share another's rounds; a model that is
+    exported is only read."""
     assert places("restore") == ["deploy/server.py:resume_server", "runs/start.py:resume"]
-    assert places("begin") == ["deploy/server.py:run_server", "runs/start.py:start"]
+    assert places("begin") == ["deploy/server.py:run_server", "runs/start.py:start", "sweep/executor.py:_recorder"]
     assert {p.partition(":")[0] for p in places("Recorder.create")} == {"runs/start.py", "bench/overheads.py"}
     assert {p.partition(":")[0] for p in places("checkpoint.load")} == {"runs/restore.py"}
     assert set(places("sound_checkpoints")) == {"runs/restore.py:_put_back", "use/export.py:_restored"}
     assert {p.partition(":")[0] for p in places("database.rewrite")} == {"runs/restore.py"}
+
+
+def test_there_is_one_runner_of_grids() -> None:
+    """Compare, demo, reproduce and Python go through it, and nobody else starts runs one after another, lays them
+    together or brings up processes for them."""
+    assert set(places("run_sweep")) == {"api.py:compare", "cli/grid.py:run_grid", "papers/runner.py:reproduce"}
+    assert set(places("run_together")) == {"sweep/executor.py:Executor._together", "bench/cells.py:cell_costs"}
+    assert {p.partition(":")[0] for p in places("Lockstep")} == {"sweep/together.py"}
+    assert {p.partition(":")[0] for p in places("context.Process")} == {"sweep/processes.py"}
+    assert places("Past") == ["papers/runner.py:Ledger.find", "sweep/runner.py:run_sweep"]
+    assert set(places("run_config")) <= {"bench/cells.py:cell_costs.run_cell", "sweep/together.py:run_together"}
+    starting = {p for p in places("runs.start") + places("start") if p.partition("/")[0] not in ("bench", "deploy")}
+    assert starting == {"api.py:_run", "cli/commands.py:run", "sweep/executor.py:Executor._run"}
+    assert places("begin") == ["deploy/server.py:run_server", "runs/start.py:start", "sweep/executor.py:_recorder"]
+    for name in ("trained", "by_training", "batches"):
+        defined = [p for p in sources() if f"def {name}(" in p.read_text()]
+        assert [str(p.relative_to(ROOT)) for p in defined] == ["sweep/trainings.py"], name
 
 
 def test_a_second_place_is_found() -> None:

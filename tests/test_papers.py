@@ -27,11 +27,14 @@ from fedkin.methods import METHODS
 from fedkin.papers import html_page, markdown, result_files, results_page, table_records
 from fedkin.papers import verdicts as compare
 from fedkin.papers.cell_settings import canonical
-from fedkin.papers.measures import METRICS, Outcome, Point, Traces, facts, value_of
-from fedkin.papers.plan import Data, Plan, calibrate, make_plan, quick
+from fedkin.papers.measures import METRICS, Measures, Point, Traces, facts, value_of
+from fedkin.papers.plan import Plan, calibrate, make_plan, quick
 from fedkin.papers.published import NAMES, Paper, forget, load_file, load_paper, parse
-from fedkin.papers.runner import Ledger, Session, batches, commit, from_folder, reproduce, run_cells, trained
+from fedkin.papers.runner import Ledger, Session, commit, from_folder, measures_of, reproduce
 from fedkin.runs.folder import RunFolder
+from fedkin.sweep.loaded import Data
+from fedkin.sweep.runner import run_sweep
+from fedkin.sweep.trainings import batches, trained
 
 ROOT = Path(__file__).parent.parent
 
@@ -510,24 +513,23 @@ TUNED = Config(method="c-pfl", clients=10, rounds=2, epochs=1, samples_per_clien
 
 def test_tuning_from_one_training_is_the_same_as_alone(tmp_path: Path) -> None:
     configs = [replace(TUNED, options={"finetune_epochs": f}, runs_dir=str(tmp_path)) for f in (0, 1, 3)]
-    assert batches(configs) == [[0, 1, 2]]
+    assert batches(configs) == [[[0, 1, 2]]]
     found = outcomes(configs)
     alone = [outcomes([c])[0] for c in configs]
     assert [[p.micro for p in o.points] for o in found] == [[p.micro for p in o.points] for o in alone]
     assert [len(o.points) for o in found] == [2, 3, 3]
     assert len({o.points[-1].micro for o in found}) > 1
     more = [*configs, replace(configs[0], seed=1), replace(configs[1], seed=1)]
-    assert batches(more, 2) == [[0, 1, 2, 3, 4]]  # two trainings, as rows of one cohort
+    assert batches(more, 2) == [[[0, 1, 2], [3, 4]]]  # two trainings, as rows of one cohort
     both = outcomes(more, together=2)
     assert [[p.micro for p in o.points] for o in both[:3]] == [[p.micro for p in o.points] for o in alone]
     assert len(both) == 5
     assert both[3].points[-1].train_loss != both[0].points[-1].train_loss
 
 
-def outcomes(configs: list[Config], together: int = 1) -> list[Outcome]:
-    found: dict[int, Any] = {}
-    run_cells(configs, Data(), hear=lambda i, e: None, done=found.__setitem__, go_on=lambda: True, together=together)
-    return [found[i] for i in range(len(configs))]
+def outcomes(configs: list[Config], together: int = 1) -> list[Measures]:
+    sweep = run_sweep(configs, keep=measures_of, data=Data(), together=together, fresh=True)
+    return [c.outcome or c.cause for c in sweep.cells]
 
 
 def test_running_together_is_the_same_as_one_by_one(tmp_path: Path) -> None:
@@ -536,7 +538,7 @@ def test_running_together_is_the_same_as_one_by_one(tmp_path: Path) -> None:
         replace(base, method=m, seed=s, attack=a)
         for m, s, a in (("fedavg", 0, "none"), ("ditto", 0, "sf"), ("fedavg", 1, "none"))
     ]
-    assert batches(configs, 2) == [[0, 1], [2]]
+    assert batches(configs, 2) == [[[0], [1]], [[2]]]
     one, two = outcomes(configs), outcomes(configs, 3)
     assert [o.identity for o in one] == [o.identity for o in two]
     for a, b in zip(one, two, strict=True):
@@ -547,7 +549,7 @@ def test_running_together_is_the_same_as_one_by_one(tmp_path: Path) -> None:
 def test_a_failure_among_runs_together_stays_alone(tmp_path: Path) -> None:
     base = Config(clients=5, rounds=1, epochs=1, samples_per_client=40, runs_dir=str(tmp_path))
     good, bad = outcomes([base, replace(base, clients=5000)], together=2)
-    assert isinstance(good, Outcome)
+    assert isinstance(good, Measures)
     assert isinstance(bad, DataError)
 
 
@@ -667,9 +669,9 @@ def test_a_training_that_is_judged_in_several_ways_is_done_once(
 # ------------------------------------------------------------ metrics
 
 
-def outcome(*points: tuple[int, float, float], **facts_: float) -> Outcome:
+def outcome(*points: tuple[int, float, float], **facts_: float) -> Measures:
     made = tuple(Point(r, False, micro, micro - 1, 0.5, r * 2**20 * 3, s, micro - 20) for r, micro, s in points)
-    return Outcome("id", {"rounds": 10}, made, facts_, 1.0, "cpu", "fp32", "received", "x", "abc")
+    return Measures("id", {"rounds": 10}, made, facts_, 1.0, "cpu", "fp32", "received", "x", "abc")
 
 
 def test_metrics_read_what_they_say() -> None:
@@ -697,13 +699,13 @@ def test_metrics_read_what_they_say() -> None:
 
 def test_an_outcome_survives_the_ledger() -> None:
     run = replace(outcome((1, 50.0, 1.0)), facts={"dacc": 1.0})
-    assert Outcome.from_dict(json.loads(json.dumps({**run.to_dict(), "wall": 2.0}))) == replace(run, wall=2.0)
+    assert Measures.from_dict(json.loads(json.dumps({**run.to_dict(), "wall": 2.0}))) == replace(run, wall=2.0)
     before = run.to_dict()
     del before["points"][0]["worst"]  # a line from before the worst-served tenth was kept
-    assert math.isnan(Outcome.from_dict(before).points[0].worst)
+    assert math.isnan(Measures.from_dict(before).points[0].worst)
     for broken in ({}, [], {**run.to_dict(), "points": []}, {**run.to_dict(), "points": [{"round": 1}]}):
         with pytest.raises(DataError):
-            Outcome.from_dict(broken)
+            Measures.from_dict(broken)
 
 
 def test_collaborators_and_acceptance() -> None:

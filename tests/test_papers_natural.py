@@ -11,9 +11,11 @@ import pytest
 from fedkin.methods import METHODS
 from fedkin.papers import natural, result_files, results_page, table_records
 from fedkin.papers import verdicts as compare
-from fedkin.papers.plan import Data, make_plan
+from fedkin.papers.plan import make_plan
 from fedkin.papers.published import NATURAL, load_paper, parse
-from fedkin.papers.runner import Ledger, _by_training, reproduce
+from fedkin.papers.runner import Ledger, reproduce
+from fedkin.sweep.loaded import Data
+from fedkin.sweep.trainings import by_training
 
 ROOT = Path(__file__).parent.parent
 
@@ -105,7 +107,7 @@ def test_all_methods_are_compared_under_the_same_conditions() -> None:
         for key in table_records.COMMON:
             assert len({getattr(c, key) for c in runs}) == 1, key
         assert {c.partition for c in runs} == {"natural"}
-        assert len(_by_training(list(runs))) == 14  # both points of evaluation, and every tuning, share a training
+        assert len(by_training(list(runs))) == 14  # both points of evaluation, and every tuning, share a training
         for row in (line.title for line in table.rows):
             assert (
                 any(c.row == row and table_records.judged(c) != "as received" for c in table.cells) or row == "FedAvg"

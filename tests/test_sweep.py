@@ -25,7 +25,8 @@ from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
 from fedkin.rounds import Event, Prepared, RoundRecord, run_config
 from fedkin.runs.catalogue import Catalogue
-from fedkin.sweep.runner import Cell, Quiet, Sweep, expand, run_sweep
+from fedkin.sweep.expand import expand
+from fedkin.sweep.runner import Cell, Quiet, Sweep, run_sweep
 
 TINY = ["--rounds", "2", "--epochs", "1", "--clients", "5", "--way", "each", "--samples-per-client", "40"]
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from multiprocessing import parent_process
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from fedkin.rounds import Listener, Result, named_spec, run_config
 from fedkin.rounds.settings import idle, refuse, settled
 from fedkin.runs import start as runs
 from fedkin.runs.catalogue import Catalogue
+from fedkin.sweep.executor import Ended
+from fedkin.sweep.runner import Cell, Quiet, run_sweep
 from fedkin.sweep.statistics import Outcome, groups_of, summary
 
 LOG = logging.getLogger("fedkin")
@@ -94,16 +97,22 @@ def compare(
     attack: str | Sequence[str] = "none",
     rule: str | Sequence[str] = "mean",
     baseline: str | None = None,
+    together: int = 1,
+    jobs: int = 1,
+    devices: Sequence[str] = (),
+    fresh: bool = False,
     **settings: Any,
 ) -> tuple[list[Result], list[dict[str, Any]]]:
     """Every method at every seed under the same settings, under every attack and rule: the results, and one summary
     row for each method, attack and rule. `baseline`: a method that the others are tested against (Wilcoxon).
 
-    All models are evaluated as received unless `eval_point` says otherwise (
-        "auto"
-    : each method at its own point); a row's
-    `diverged` says which seeds are not to be believed, and why. A setting counts for those runs that it changes; a
-    method that no rule reaches runs once, not under each."""
+    All models are evaluated as received unless `eval_point` says otherwise ("auto": each method at its own point); a
+    row's `diverged` says which seeds are not to be believed, and why. A setting counts for those runs that it changes;
+    a method that no rule reaches runs once, not under each.
+
+    With `runs_dir` what is finished is only read (unless `fresh`), what was cut short goes on, and the runs can be
+    spread over processes (`jobs`) and `devices`; what was given as Python objects is always run, and in this process.
+    `together`: so many runs train at once, as rows of one cohort."""
     settings = {"eval_point": SAME_POINT, **settings}
     if isinstance(methods, str | type):
         raise UsageError(f"methods={methods!r}: a list of methods, for example ['fedavg', 'ditto']")
@@ -122,7 +131,28 @@ def compare(
     cells: dict[tuple[Any, str], _Asked] = {}
     for one, config in zip(asked, configs, strict=True):
         cells.setdefault((one.objects.get("method"), config.identity()), _Asked(config, one.objects))
-    results = [_run(cell, listener) for cell in cells.values()]
+    todo = list(cells.values())
+    _check_folder(todo[0].config)
+    tracked = todo[0].config.runs_dir is not None
+    sweep = run_sweep(
+        [cell.config for cell in todo],
+        given=[cell.objects for cell in todo],
+        watcher=lambda cells: _Heard(listener),
+        keep=_result_of,
+        tracked=tracked,
+        together=together,
+        jobs=jobs,
+        devices=devices,
+        fresh=fresh,
+    )
+    if sweep.signal is not None:
+        raise KeyboardInterrupt
+    results = []
+    for cell in sweep.cells:
+        result: Result = cell.outcome or runs.resume(Catalogue(cell.config.runs_dir).find(cell.run or ""))
+        results.append(result)
+        if cell.state == "done":
+            _warn(result)
     groups = groups_of((o.config, o) for o in map(Outcome.of, results))
     return results, summary(groups, baseline)
 
@@ -141,15 +171,44 @@ class _Asked:
         return idle(config, kind, options_of(kind, config.options, config.method), attack)
 
 
+class _Heard(Quiet):
+    """Passes all events on; a run that fails ends the comparison."""
+
+    def __init__(self, listener: Listener | None) -> None:
+        self._listener = listener
+
+    def listener(self, cell: Cell) -> Listener:
+        cell.state = "running"
+        return self._listener or (lambda event: None)
+
+    def failed(self, cell: Cell, error: str) -> None:
+        assert cell.cause is not None
+        raise cell.cause
+
+
+def _result_of(ended: Ended) -> Result | None:
+    """None in another process, where the folder has to do."""
+    if ended.result is None and ended.folder is not None:
+        return runs.resume(ended.folder)
+    return ended.result if parent_process() is None else None
+
+
 def _run(asked: _Asked, on_event: Listener | None) -> Result:
-    config = asked.config
+    _check_folder(asked.config)
+    start = run_config if asked.config.runs_dir is None else runs.start
+    result = start(asked.config, on_event=on_event, **asked.objects)
+    _warn(result)
+    return result
+
+
+def _check_folder(config: Config) -> None:
     if config.runs_dir is None:
         refuse(config, {"checkpoint_every": "the run leaves no folder; say with runs_dir where one goes"})
-    start = run_config if config.runs_dir is None else runs.start
-    result = start(config, on_event=on_event, **asked.objects)
+
+
+def _warn(result: Result) -> None:
     for remark in result.remarks:
-        LOG.warning("%s: %s", config.method, remark)
-    return result
+        LOG.warning("%s: %s", result.config.method, remark)
 
 
 def _request(
@@ -165,7 +224,9 @@ def _request(
     values: dict[str, Any] = {**(settings or {}), **more, "options": {} if options is None else options}
     objects: dict[str, Any] = {}
     if isinstance(method, type) and issubclass(method, Method):
-        values["method"], objects["method"] = _name_of(method, METHODS), method
+        values["method"] = _name_of(method, METHODS)
+        if not (method.__module__.startswith("fedkin.") and METHODS.get(values["method"]) is method):
+            objects["method"] = method
     elif isinstance(method, str):
         values["method"] = method
     else:

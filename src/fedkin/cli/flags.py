@@ -214,7 +214,7 @@ def grid_configs(
 
     Flags win over what the files say, lists included. Methods are evaluated at one point unless told otherwise. `say`
     hears which settings some runs go without."""
-    from fedkin.sweep.runner import expand, flat_options
+    from fedkin.sweep.expand import expand, flat_options
 
     methods = [word for word in words if not is_file(word)]
     repeated = [m for i, m in enumerate(methods) if m in methods[:i]]

@@ -82,15 +82,13 @@ def run_grid(
     configs: Sequence[Config],
     title: str,
     *,
-    fresh: bool = False,
-    together: int = 1,
-    sinks: Sequence[str] = (),
     tracked: bool = True,
     baseline: str | None = None,
     metric: str = "macro",
     screen: type[GridScreen] = GridScreen,
+    **how: Any,
 ) -> Grid:
-    """Runs all cells; one that fails does not stop the others."""
+    """Runs all cells; one that fails does not stop the others. `how`: see `run_sweep`."""
     screens: list[GridScreen] = []
 
     def watch(cells: list[Cell]) -> GridScreen:
@@ -98,9 +96,7 @@ def run_grid(
         return screens[0]
 
     try:
-        sweep = run_sweep(
-            configs, watcher=watch, fresh=fresh, together=together, sinks=sinks, signals=tracked, tracked=tracked
-        )
+        sweep = run_sweep(configs, watcher=watch, signals=tracked, tracked=tracked, **how)
     finally:
         for shown in screens:
             shown.__exit__(None, None, None)

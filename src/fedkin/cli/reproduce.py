@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,19 +11,19 @@ import typer
 from rich.markup import escape
 
 from fedkin.cli.application import LOOK, Json, RunsDir, command
-from fedkin.cli.console import complain, messages, print_json, screen, seconds
+from fedkin.cli.console import messages, print_json, screen, seconds
 from fedkin.cli.console import table as drawn
+from fedkin.cli.extras import Budget, Devices, Jobs, Together, spread
 from fedkin.cli.flags import seeds_of
-from fedkin.errors import DataError, FedKinError, UsageError
+from fedkin.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table as Drawn
-
     from fedkin.config import Config
-    from fedkin.papers.plan import Data, Estimate, Plan
+    from fedkin.papers.plan import Estimate, Plan
     from fedkin.papers.published import Paper, Table
     from fedkin.papers.runner import Ledger, Session
     from fedkin.rounds import Event
+    from fedkin.sweep.loaded import Data
 
 MOST_REASONS = 8
 TIMING = 60.0  # seconds at most that rounds are timed for, where only a plan is asked for
@@ -60,10 +60,7 @@ def reproduce(
             "--seeds", metavar="N|A,B,...", help="How many seeds, or a list of seeds. \\[default: 3; with --quick 1]"
         ),
     ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option("--budget", metavar="MINUTES", min=0, help="Begin no new run after so many minutes."),
-    ] = None,
+    budget: Budget = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Only say what would be run and how long it would take.")
     ] = False,
@@ -71,19 +68,9 @@ def reproduce(
         bool, typer.Option("--quick", help="Use far fewer rounds and samples; the numbers then mean nothing.")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Run cells again that were run before.")] = False,
-    together: Annotated[
-        int | None,
-        typer.Option(
-            "--together",
-            metavar="N",
-            min=1,
-            help="The number of runs that train at once on a device. \\[default: 8 on a GPU, else 1]",
-        ),
-    ] = None,
-    jobs: Annotated[
-        int,
-        typer.Option("--jobs", metavar="N", min=1, help="The number of processes that share the work and the device."),
-    ] = 1,
+    together: Together = None,
+    jobs: Jobs = 1,
+    devices: Devices = None,
     save: Annotated[
         str | None, typer.Option("--save", metavar="DIR", help="Write the numbers to DIR/PAPER/TABLE.json.")
     ] = None,
@@ -105,42 +92,59 @@ def reproduce(
         str | None, typer.Option("--data-dir", metavar="DIR", help="The folder that holds data sets.")
     ] = None,
     download: Annotated[bool, typer.Option("--download", help="Download data sets that are not here.")] = False,
+    checkpoint_every: Annotated[
+        int,
+        typer.Option(
+            "--checkpoint-every",
+            metavar="N",
+            min=0,
+            help="Save what is needed to resume a run every so many rounds, and its models; 0 means never.",
+        ),
+    ] = 0,
     runs_dir: RunsDir = None,
     json: Json = False,
 ) -> None:
     """Run the experiments of a paper's table again and print our numbers beside the paper's.
 
-    What was run before is not run again, so a table can be stopped and continued later. For a cell that cannot be run,
-    the reason is printed. Without a paper, the papers and their tables are listed.
+    What was run before is not run again, and what was interrupted continues, so a table can be stopped and continued
+    later. For a cell that cannot be run, the reason is printed. Without a paper, the papers and their tables are
+    listed.
     """
     if render:
         return _render(save or "results")
     if paper is None:
         return _list(json)
 
-    from fedkin.papers.plan import Data, make_plan
+    from fedkin.cli.paper_tables import show
+    from fedkin.papers.plan import make_plan
     from fedkin.papers.runner import Ledger, open_runs
+    from fedkin.sweep.loaded import Data
 
     if quick and save:
         raise UsageError("--quick numbers mean nothing and are not saved: leave out --quick or --save")
     found = _paper(paper)
     tables = [found.table(name) for name in _words(table)] or list(found.tables)
     chosen = _cells(tables, _words(rows), _words(cols))
-    data = Data(data_dir, download)
-    where = {"device": device, "precision": precision, "data_dir": data_dir, "runs_dir": runs_dir}
+    data, how = Data(data_dir, download), spread(together, jobs, devices, budget, device)
+    where = {
+        "checkpoint_every": checkpoint_every,
+        "device": device,
+        "precision": precision,
+        "data_dir": data_dir,
+        "runs_dir": runs_dir,
+    }
     numbers = seeds_of(seeds or ("1" if quick else "3"), 0)
     made = make_plan(found, chosen, numbers, data, small=quick, settings=_checked(where))
     ledger = Ledger(runs_dir, data)
     todo = open_runs(made, ledger, again)
     estimate = _calibrated(todo, data, ledger, budget, plan)
-    at_once = together or _together(device)
-    facts = _plan_facts(made, todo, estimate, budget, at_once, jobs)
+    facts = _plan_facts(made, todo, estimate, how)
     if not json or not plan:
         _say_plan(made, todo, facts, data)
     if plan:
         return print_json({"plan": facts}) if json else None
-    session = _run(made, ledger, data, budget, again, at_once, jobs, len(todo))
-    _show(session, facts, json, save, markdown, html)
+    session = _run(made, ledger, data, len(todo), again=again, signals=checkpoint_every > 0, **how)
+    show(session, facts, json, save, markdown, html)
 
 
 def _paper(name: str) -> Paper:
@@ -258,21 +262,14 @@ def _calibrated(todo: Sequence[Config], data: Data, ledger: Ledger, budget: floa
         return calibrate(todo, data, known, limit, lambda c: status.update(f"timing {escape(_name(c))} ..."))
 
 
-def _together(device: str) -> int:
-    from fedkin.rounds import pick_device
-    from fedkin.sweep.runner import TOGETHER_ON_GPU
-
-    return TOGETHER_ON_GPU if pick_device(device).type == "cuda" else 1
-
-
-def _plan_facts(
-    plan: Plan, todo: Sequence[Config], estimate: Estimate, budget: float | None, together: int, jobs: int
-) -> dict[str, Any]:
+def _plan_facts(plan: Plan, todo: Sequence[Config], estimate: Estimate, how: Mapping[str, Any]) -> dict[str, Any]:
+    """`how`: see `spread`."""
     from fedkin.papers.plan import kind_of
-    from fedkin.papers.runner import batches, device_name
+    from fedkin.papers.runner import device_name
     from fedkin.rounds import pick_device
+    from fedkin.sweep.trainings import by_training
 
-    trainings = [todo[batch[0]] for batch in batches(todo)]
+    trainings = [todo[training[0]] for training in by_training(todo)]
     tables = []
     for one in dict.fromkeys(p.table for p in plan.cells):
         mine = [p for p in plan.cells if p.table is one]
@@ -295,9 +292,7 @@ def _plan_facts(
         "run_before": len(plan.runs) - len(todo),
         "trainings": len(trainings),
         "seconds": round(estimate.seconds(trainings), 1),
-        "budget": None if budget is None else budget * 60,
-        "together": together,
-        "jobs": jobs,
+        **{k: how[k] for k in ("budget", "together", "jobs")},
         "rough": any(kind_of(c) in estimate.rough for c in todo),
         "device": device_name(str(pick_device(first.device))) if first else "",
         "todo": [{"run": _name(c), "identity": c.identity()} for c in todo],
@@ -356,13 +351,11 @@ def _name(config: Config) -> str:
 # ------------------------------------------------------------ running
 
 
-def _run(
-    plan: Plan, ledger: Ledger, data: Data, budget: float | None, again: bool, together: int, jobs: int, todo: int
-) -> Session:
+def _run(plan: Plan, ledger: Ledger, data: Data, todo: int, **how: Any) -> Session:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from fedkin.cli.live import on_terminal
-    from fedkin.papers.measures import Outcome
+    from fedkin.papers.measures import Measures
     from fedkin.papers.runner import reproduce as carry_out
     from fedkin.rounds import RoundRecord
 
@@ -384,10 +377,10 @@ def _run(
             now = f"[dim]{escape(_name(config))}, round {event.round}/{config.rounds}: {event.accuracy.micro:.2f}[/]"
             bar.update(task, now=now)
 
-    def finished(config: Config, found: Outcome | Exception) -> None:
+    def finished(config: Config, found: Measures | Exception) -> None:
         nonlocal count
         count += 1
-        if isinstance(found, Outcome):
+        if isinstance(found, Measures):
             last = found.points[-1]
             out.print(
                 f"[dim]{count}/{todo}[/] {escape(_name(config))}: {last.micro:.2f} in {seconds(found.wall)}",
@@ -400,116 +393,8 @@ def _run(
             )
         bar.update(task, completed=count)
 
+    def say(line: str) -> None:
+        out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
+
     with bar:
-        return carry_out(
-            plan,
-            ledger,
-            data,
-            budget=None if budget is None else 60 * budget,
-            again=again,
-            together=together,
-            jobs=jobs,
-            hear=hear,
-            finished=finished,
-        )
-
-
-def _show(
-    session: Session, facts: dict[str, Any], json: bool, save: str | None, markdown: str | None, html: str | None
-) -> None:
-    from fedkin.papers.html_page import html_page
-    from fedkin.papers.markdown import markdown as table_text
-    from fedkin.papers.result_files import save as save_files
-    from fedkin.papers.table_records import records
-    from fedkin.papers.verdicts import rankings, summary, verdicts
-
-    found = records(session.plan, session.outcome, session.failed)
-    if json:
-        print_json(
-            {
-                "plan": {k: v for k, v in facts.items() if k != "todo"},
-                "tables": [
-                    {**r, "summary": summary(r), "rankings": rankings(r), "verdicts": verdicts(r)} for r in found
-                ],
-                "ran": session.ran,
-                "run_before": session.skipped,
-                "left": session.left,
-                "failed": session.failed,
-            }
-        )
-    else:
-        for record in found:
-            _print_record(record)
-    title = f"{session.plan.paper.title}: the paper's numbers and ours"
-    _write(markdown, lambda: "\n".join(table_text(r) for r in found))
-    _write(html, lambda: html_page(found, title))
-    for path in save_files(found, save) if save else ():
-        messages().print(f"saved {escape(str(path))}")
-    _close(session)
-
-
-def _write(path: str | None, text: Callable[[], str]) -> None:
-    if path is None:
-        return
-    try:
-        Path(path).write_text(text(), encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
-    messages().print(f"wrote {escape(path)}")
-
-
-def _close(session: Session) -> None:
-    """How it ended, for people and for the shell."""
-    if session.interrupted:
-        complain(f"stopped by Ctrl-C with {session.left} runs to go; the same command takes it up again")
-        raise typer.Exit(130)
-    if session.left:
-        messages().print(f"[yellow]the budget is used up; {session.left} runs are left: the same command goes on[/]")
-    if session.failed:
-        complain(f"{len(session.failed)} of {len(session.failed) + session.ran} runs failed")
-        raise typer.Exit(1)
-    if not session.plan.runnable and not any(session.outcome(c) for p in session.plan.cells for v in p.runs for c in v):
-        raise FedKinError("none of these cells can be run here")
-
-
-def _print_record(record: dict[str, Any]) -> None:
-    from fedkin.papers.markdown import evaluation, number, ours_of, remarks, signed
-    from fedkin.papers.verdicts import close, difference, summary
-
-    cells = {(c["row"], c["column"]): c for c in record["cells"]}
-    columns = [c["title"] for c in record["columns"] if any(k[1] == c["title"] for k in cells)]
-    title = record["title"] + (" (quick: the numbers mean nothing)" if record["quick"] else "")
-    heads = {c: escape(_with_point(record, "column", c)) for c in columns}
-    beside = "; below it the paper's number and the difference" * any(c["paper"] is not None for c in cells.values())
-    made: Drawn = drawn(
-        escape(title), "", *heads.values(), right=list(heads.values()), caption=f"ours ± std over seeds{beside}"
-    )
-    for row in (r["title"] for r in record["rows"] if any(k[0] == r["title"] for k in cells)):
-        shown = []
-        for column in columns:
-            cell = cells.get((row, column))
-            if cell is None:
-                shown.append("")
-                continue
-            paper = number(cell["paper"], cell["unit"]) if cell["paper"] is not None else ""
-            gap = signed(difference(cell), cell["unit"])
-            colour = {True: "green", False: "red", None: "default"}[close(cell)]
-            shown.append(f"[{colour}]{ours_of(cell)}[/]\n[dim]{paper} {gap}[/]")
-        made.add_row(escape(_with_point(record, "row", row)), *shown)
-    out = screen()
-    if evaluation(record):
-        out.print(escape(evaluation(record)), soft_wrap=True)
-    out.print(made)
-    facts = summary(record)
-    if facts["compared"]:
-        out.print(f"{facts['close']} of {facts['compared']} cells within two points (or a fifth) of the paper")
-    for text in remarks(record):
-        out.print(escape(text.replace("**", "").replace("`", "")), soft_wrap=True)
-    out.print()
-
-
-def _with_point(record: dict[str, Any], axis: str, title: str) -> str:
-    from fedkin.papers.markdown import point_at
-
-    point = point_at(record, axis, title)
-    return f"{title} ({point})" if point else title
+        return carry_out(plan, ledger, data, hear=hear, finished=finished, say=say, **how)

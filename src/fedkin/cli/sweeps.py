@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from fedkin.cli.application import TRAIN, Json, Sets, command, everything
 from fedkin.cli.console import complain, messages, print_json, screen
-from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
+from fedkin.cli.extras import Budget, Devices, Jobs, Plugins, SinkFlags, Together, sinks_of, spread, use_plugins
 from fedkin.cli.flags import grid_configs
 from fedkin.config import POINTS
 from fedkin.errors import UsageError, unknown
@@ -59,15 +59,10 @@ def compare(
         str,
         typer.Option("--metric", metavar="NAME", help=f"What the cells show where conditions vary: {METRIC_NAMES}."),
     ] = "macro",
-    together: Annotated[
-        int | None,
-        typer.Option(
-            "--together",
-            metavar="N",
-            min=1,
-            help="The number of runs that train at once (default: 8 on a GPU, else 1).",
-        ),
-    ] = None,
+    together: Together = None,
+    jobs: Jobs = 1,
+    devices: Devices = None,
+    budget: Budget = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Run everything again, also the runs that are finished.")
     ] = False,
@@ -93,6 +88,9 @@ def compare(
     diverged is marked, with the reason below the table. The exit status is 1 if a run failed, or if one diverged
     without an attack.
 
+    --devices spreads the runs over several devices, --jobs over several processes on one, and --together says how many
+    of them train at once in each process. The results stay the same.
+
     --set NAME=VALUE reaches every method that has the option; --set METHOD.NAME=VALUE reaches one.
 
     Here --attack and --rule take several names with commas between, each with its own options. For example, --attack
@@ -108,7 +106,6 @@ def compare(
     sinks = sinks_of(sink)
 
     from fedkin.cli.grid import run_grid
-    from fedkin.sweep.runner import together_by_default
     from fedkin.sweep.statistics import METRICS
 
     written = [path for path in (markdown, latex, csv) if path is not None]
@@ -118,10 +115,8 @@ def compare(
         raise unknown("metric", metric, METRICS)
     if baseline is not None and baseline.split()[0] not in {c.method for c in configs}:
         raise unknown("baseline", baseline, {c.method for c in configs})
-    count = together_by_default(configs[0]) if together is None else together
-    found = run_grid(
-        configs, title_of(configs), fresh=fresh, together=count, sinks=sinks, baseline=baseline, metric=metric
-    )
+    how = spread(together, jobs, devices, budget, configs[0].device)
+    found = run_grid(configs, title_of(configs), fresh=fresh, sinks=sinks, baseline=baseline, metric=metric, **how)
     skipped = sum(c.state == "skipped" for c in found.cells)
     if skipped:
         messages().print(
@@ -204,6 +199,9 @@ def show(
         name = "Ctrl-C" if found.signal == 2 else "SIGTERM"
         complain(f"stopped by {name} with {left} of {len(found.cells)} runs to do; {go_on}")
         raise typer.Exit(128 + found.signal)
+    waiting = sum(c.state == "waiting" for c in found.cells)
+    if waiting:
+        messages().print(f"[yellow]the budget is used up; {waiting} runs are left: the same command goes on[/]")
     if found.failed:
         complain(f"{len(found.failed)} of {len(found.cells)} runs failed")
     if found.diverged:

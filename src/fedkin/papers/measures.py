@@ -30,8 +30,9 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One finished run. `facts`: what else was measured (detection, acceptance, collaborators), by metric."""
+class Measures:
+    """What a finished run gave, as a line of the ledger has it. `facts`: what else was measured (detection, acceptance,
+    collaborators), by metric."""
 
     identity: str
     config: Mapping[str, Any]
@@ -51,7 +52,7 @@ class Outcome:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, raw: Any) -> Outcome:
+    def from_dict(cls, raw: Any) -> Measures:
         """What `to_dict` gave, read back; anything else is refused."""
         try:
             points = tuple(
@@ -97,7 +98,7 @@ def _number(value: Any) -> float:
 class Metric:
     """`unit` "%": points of a percentage, compared to two points; else a quantity, compared to a fifth of it."""
 
-    read: Callable[[Outcome, str], float]
+    read: Callable[[Measures, str], float]
     unit: str
     about: str
     lower: bool = False  # less is better
@@ -110,8 +111,8 @@ METRICS: dict[str, Metric] = {}
 
 def metric(
     name: str, unit: str, about: str, lower: bool = False, judged: bool = True, timed: bool = False
-) -> Callable[[Callable[[Outcome, str], float]], Callable[[Outcome, str], float]]:
-    def add(read: Callable[[Outcome, str], float]) -> Callable[[Outcome, str], float]:
+) -> Callable[[Callable[[Measures, str], float]], Callable[[Measures, str], float]]:
+    def add(read: Callable[[Measures, str], float]) -> Callable[[Measures, str], float]:
         METRICS[name] = Metric(read, unit, about, lower, judged, timed)
         return read
 
@@ -133,48 +134,48 @@ def metric_of(text: Any) -> Metric:
     return METRICS[name]
 
 
-def value_of(outcome: Outcome, text: str) -> float:
+def value_of(outcome: Measures, text: str) -> float:
     found = metric_of(text)
     return found.read(outcome, text.partition(":")[2]) if outcome.alone or not found.timed else float("nan")
 
 
 @metric("micro", "%", "accuracy over all test samples, last round")
-def _micro(o: Outcome, _: str) -> float:
+def _micro(o: Measures, _: str) -> float:
     return o.points[-1].micro
 
 
 @metric("macro", "%", "mean of the clients' accuracies, last round")
-def _macro(o: Outcome, _: str) -> float:
+def _macro(o: Measures, _: str) -> float:
     return o.points[-1].macro
 
 
 @metric("worst_decile", "%", "mean of the worst-served tenth of the clients, last round")
-def _worst_decile(o: Outcome, _: str) -> float:
+def _worst_decile(o: Measures, _: str) -> float:
     return o.points[-1].worst
 
 
 @metric("best_micro", "%", "accuracy over all test samples, best round")
-def _best_micro(o: Outcome, _: str) -> float:
+def _best_micro(o: Measures, _: str) -> float:
     return max((p.micro for p in o.points if not math.isnan(p.micro)), default=float("nan"))
 
 
 @metric("best_untuned", "%", "accuracy over all test samples, best round before the tuning at the end")
-def _best_untuned(o: Outcome, _: str) -> float:
+def _best_untuned(o: Measures, _: str) -> float:
     return max((p.micro for p in o.points if not p.final and not math.isnan(p.micro)), default=float("nan"))
 
 
 @metric("best_macro", "%", "mean of the clients' accuracies, best round")
-def _best_macro(o: Outcome, _: str) -> float:
+def _best_macro(o: Measures, _: str) -> float:
     return max((p.macro for p in o.points if not math.isnan(p.macro)), default=float("nan"))
 
 
 @metric("rounds_to", "rounds", "first evaluated round at this accuracy (micro)", lower=True)
-def _rounds_to(o: Outcome, target: str) -> float:
+def _rounds_to(o: Measures, target: str) -> float:
     return next((float(p.round) for p in o.points if p.micro >= float(target)), float("nan"))
 
 
 @metric("seconds", "s", "seconds per round, without the first evaluated ones", lower=True, judged=False, timed=True)
-def _seconds(o: Outcome, _: str) -> float:
+def _seconds(o: Measures, _: str) -> float:
     points = [p for p in o.points if not p.final]
     if len(points) < 2:
         return points[-1].seconds / points[-1].round if points else float("nan")
@@ -182,13 +183,13 @@ def _seconds(o: Outcome, _: str) -> float:
 
 
 @metric("down_mib", "MiB", "MiB sent to the clients per round", lower=True, judged=False)
-def _down(o: Outcome, _: str) -> float:
+def _down(o: Measures, _: str) -> float:
     points = [p for p in o.points if not p.final]
     return points[-1].bytes_down / points[-1].round / 2**20 if points else float("nan")
 
 
 @metric("train_loss", "loss", "training loss, last round", lower=True, judged=False)
-def _train_loss(o: Outcome, _: str) -> float:
+def _train_loss(o: Measures, _: str) -> float:
     return o.points[-1].train_loss
 
 

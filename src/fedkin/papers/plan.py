@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedkin.config import Config
-from fedkin.data import Dataset, Split
-from fedkin.errors import DataError, FedKinError
+from fedkin.errors import FedKinError
 from fedkin.papers.cell_settings import NO_DATA
-from fedkin.papers.measures import Outcome, metric_of
+from fedkin.papers.measures import Measures, metric_of
 from fedkin.papers.published import Cell, Paper, Table
+from fedkin.sweep.loaded import Data
 
 QUICK_ROUNDS, QUICK_SAMPLES, QUICK_CLIENTS = 3, 60, 10
 STAND_IN = "digits"
-KEPT_SPLITS = 4
 NEVER = 10**9
-NOT_RESUMED = {"checkpoint_every": 0}  # the runs of a table are begun anew if stopped: their models would fill a disk
-SPLIT_KEYS = (
-    "data",
-    "clients",
-    "partition",
-    "seed",
-    "samples_per_client",
-    "quantity_skew",
-    "test_share",
-    "shift",
-    "severity",
-)
+NO_MODELS = {"checkpoint_every": 0}  # those of a large table would fill a disk
 KIND_KEYS = (
     "method",
     "data",
@@ -44,55 +31,6 @@ KIND_KEYS = (
     "augment",
     "rule",
 )
-
-
-class Data:
-    """The data of many runs: each set is read once, and the splits used last are kept."""
-
-    def __init__(self, data_dir: str | None = None, download: bool = False) -> None:
-        self.data_dir, self.download = data_dir, download
-        self._sets: dict[str, Dataset | str] = {}
-        self._splits: OrderedDict[tuple[Any, ...], tuple[Dataset, Split]] = OrderedDict()
-
-    def lacks(self, name: str) -> str:
-        """Why a data set cannot be had here; empty if it can."""
-        from fedkin.data import load
-
-        if name not in self._sets:
-            try:
-                self._sets[name] = load(name, self.data_dir, download=self.download)
-            except DataError as error:
-                self._sets[name] = str(error).splitlines()[0].removesuffix("Three ways to get the data:").strip()
-        found = self._sets[name]
-        return found if isinstance(found, str) else ""
-
-    @property
-    def sets(self) -> dict[str, Dataset]:
-        """Those that were read so far, under the names that `rounds.load_data` has for them."""
-        return {f"{n}\n{self.data_dir}": found for n, found in self._sets.items() if not isinstance(found, str)}
-
-    @property
-    def missing(self) -> dict[str, str]:
-        """The data sets that were asked for and are not here, and why."""
-        return {name: found for name, found in self._sets.items() if isinstance(found, str)}
-
-    def of(self, config: Config) -> tuple[Dataset, Split]:
-        from fedkin.methods import METHODS
-        from fedkin.rounds import load_data, split_of
-
-        share = METHODS[config.method].holdout if config.validation_share is None else config.validation_share
-        key = (*(getattr(config, k) for k in SPLIT_KEYS), share)
-        if key not in self._splits:
-            if self.lacks(config.data):
-                raise DataError(f"{NO_DATA}: {config.data} ({self.lacks(config.data)})")
-            whole = replace(config, validation_share=share, data_dir=self.data_dir)
-            dataset = self._sets[config.data]
-            assert isinstance(dataset, Dataset)
-            self._splits[key] = load_data(whole) if config.shift else (dataset, split_of(whole, dataset))
-            while len(self._splits) > KEPT_SPLITS:
-                self._splits.popitem(last=False)
-        self._splits.move_to_end(key)
-        return self._splits[key]
 
 
 def quick(config: Config, data: Data) -> Config:
@@ -185,7 +123,7 @@ def make_plan(
             if data.lacks(variant.data) and not small:
                 why_not = f"{NO_DATA}: {variant.data}"
             config = quick(variant, data) if small else variant
-            given = {**NOT_RESUMED, **(settings or {})}
+            given = {**NO_MODELS, **(settings or {})}
             runs.append(tuple(replace(config, **given, seed=seed) for seed in seeds))
         return Planned(table, cell, tuple(runs), why_not)
 
@@ -241,7 +179,7 @@ class Estimate:
 def calibrate(
     configs: Sequence[Config],
     data: Data,
-    done: Iterable[Outcome] = (),
+    done: Iterable[Measures] = (),
     limit: float = 60.0,
     tell: Callable[[Config], None] | None = None,
 ) -> Estimate:
@@ -272,7 +210,7 @@ def calibrate(
     return found
 
 
-def _config_of(outcome: Outcome) -> Config | None:
+def _config_of(outcome: Measures) -> Config | None:
     from fedkin.config import make_config
 
     try:

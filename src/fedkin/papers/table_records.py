@@ -12,12 +12,12 @@ from typing import Any
 
 from fedkin.config import NOT_IDENTITY, Config
 from fedkin.papers.cell_settings import spelled_out
-from fedkin.papers.measures import Outcome, metric_of, value_of
+from fedkin.papers.measures import Measures, metric_of, value_of
 from fedkin.papers.plan import Plan, Planned
 from fedkin.papers.published import Cell, Line, Paper, Table
 
 Record = dict[str, Any]
-Look = Callable[[Config], Outcome | None]
+Look = Callable[[Config], Measures | None]
 
 JUDGED = {"received": "as received", "after_local": "after local training", "last_round": "as the last round left them"}
 NOT_RUN = "not run yet"
@@ -273,7 +273,7 @@ def _all(words: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(words))
 
 
-def _best(planned: Planned, look: Look) -> tuple[dict[int, Outcome], str]:
+def _best(planned: Planned, look: Look) -> tuple[dict[int, Measures], str]:
     """Of a cell's variants the one with the best mean (over as many seeds as any has), and in words which it is."""
     lower, metric, among = metric_of(planned.cell.metric).lower, planned.cell.metric, len(planned.runs)
     found = [{c.seed: o for c in variant if (o := look(c)) is not None} for variant in planned.runs]

@@ -1,15 +1,17 @@
-"""All runs in a folder: listed by their run.json alone, found by name, compared."""
+"""All runs in a folder: listed by their run.json alone, found by name or by what they are, compared."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from fedkin.config import LATER
+from fedkin import plugins
+from fedkin.config import LATER, Config
 from fedkin.errors import DataError, UsageError
 from fedkin.runs.folder import NAME, RunFolder, RunInfo, check_name
 
@@ -97,6 +99,68 @@ def _nearest(name: str, runs: list[RunInfo]) -> UsageError:
     near = get_close_matches(name.lower(), list(begins), n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(repr(begins[n]) for n in near)}?" if near else f"the newest is {runs[-1].id!r};"
     return UsageError(f"unknown run {name!r}: {hint} fedkin runs lists all {len(runs)}")
+
+
+class Past:
+    """Runs that are there already, by what they are. One that was given Python objects is nobody else's."""
+
+    def __init__(self, runs_dir: str | Path | None) -> None:
+        self._catalogue = Catalogue(runs_dir)
+        self._known: dict[str, list[RunInfo]] = {}
+        for info in self._catalogue.runs():
+            self._known.setdefault(info.identity, []).append(info)
+        self._before = {info.id for found in self._known.values() for info in found}
+
+    def finished(self, config: Config) -> RunInfo | None:
+        """The newest finished run of exactly this, unless files it was trained on have changed since."""
+        done = [i for i in self._of(config) if i.status == "finished"]
+        return next((i for i in reversed(done) if not _changed_since(config, i)), None)
+
+    def unfinished(self, config: Config) -> RunInfo | None:
+        """The one of those that stopped that came furthest."""
+        left = [i for i in self._of(config) if i.status in ("interrupted", "failed") and not _changed_since(config, i)]
+        return max(left, key=lambda i: i.rounds_done, default=None)
+
+    def busy(self, config: Config) -> RunInfo | None:
+        return next((i for i in self._of(config) if i.status == "running"), None)
+
+    def newest(self, config: Config) -> RunInfo | None:
+        """The folder that was made for it since."""
+        identity = plugins.identity_of(config)
+        found = [i for i in self._catalogue.runs() if i.identity == identity and i.id not in self._before]
+        return found[-1] if found else None
+
+    def _of(self, config: Config) -> list[RunInfo]:
+        found = [i for same in _spellings(config) for i in self._known.get(plugins.identity_of(same), [])]
+        same = (i for i in found if not i.objects and _same_place(config, i))
+        return sorted(same, key=lambda i: (i.created, i.id))
+
+
+def _spellings(config: Config) -> list[Config]:
+    """The same run, its method's own evaluation point named or left to the method."""
+    from fedkin.methods import METHODS  # which needs torch, and listing does without
+
+    own = METHODS[config.method].eval_point
+    return [replace(config, eval_point=p) for p in ("auto", own)] if config.eval_point in ("auto", own) else [config]
+
+
+def _same_place(config: Config, info: RunInfo) -> bool:
+    """Data in files: the same files, wherever the command is given."""
+    here = Path(config.data)
+    return not here.exists() or str(here.resolve()) == info.given.get("data", str(here.resolve()))
+
+
+def _changed_since(config: Config, info: RunInfo) -> bool:
+    """Whether the user's own files are newer than the run."""
+    here = Path(config.data)
+    if not here.exists():
+        return False
+    try:
+        begun = datetime.fromisoformat(info.created).timestamp()
+        files = [here, *here.iterdir()] if here.is_dir() else [here]
+        return max(f.stat().st_mtime for f in files) > begun + 1
+    except (OSError, ValueError):
+        return True
 
 
 def diff(a: RunInfo, b: RunInfo) -> dict[str, dict[str, tuple[Any, Any]]]:

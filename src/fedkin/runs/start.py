@@ -73,10 +73,11 @@ def resume(
     say: Say | None = None,
     stop: Stop | None = None,
     sinks: Sinks | None = None,
+    device: str | None = None,
     **given: Any,
 ) -> Result:
     """Go on from the newest sound checkpoint to the result that an uninterrupted run has; of a finished run, only the
-    result. `say` hears what is worth knowing: damaged checkpoints, other versions."""
+    result. `say` hears what is worth knowing: damaged checkpoints, other versions. `device`: in place of the run's."""
     info = run.info
     if info.deployed:
         raise UsageError(f"run {info.id!r} was of real sites: its server goes on, fedkin server --resume {info.id}")
@@ -87,7 +88,7 @@ def resume(
             f"resume it from Python, fedkin.resume({info.id!r}, {', '.join(f'{m}=...' for m in missing)})"
         )
     plugins.require(info.id, info.raw.get("plugins"))
-    config = info.configuration(runs_dir=str(info.path.parent))
+    config = info.configuration(runs_dir=str(info.path.parent), **({} if device is None else {"device": device}))
     with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder:
         job = prepare(config, **given, admitted=True)
         restore(job, run, recorder, say or silent)
