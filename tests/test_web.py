@@ -292,6 +292,23 @@ def test_report_and_page_show_the_same_figures(real: tuple[Path, dict[str, Any]]
     assert seen == set(FIGURES) - {"bytes-per-round", "prototypes"}
 
 
+def test_report_and_page_have_clients_in_one_order(real: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """As they are drawn: in the report's slider and its picture, and by the page's scripts from the order they are
+    handed. Similar clients once stood together in two ways."""
+    runs, results = real
+    name = next(name for name, result in results.items() if result.method == "pfedcs")
+    (file,), _ = write_report([RunFolder.open(runs / name)], tmp_path)
+    html = file.read_text()
+    (slider,) = (json.loads(x) for x in re.findall(r'json">(.*?)</script>', html, re.S) if "frames" in x)
+    picture = html[html.index('id="s1-matrix"') :]
+    drawn = re.findall(r">(client-\d+)\*?</text>", picture[: picture.index("</svg>")])
+    (matrix,) = panels(client_of(runs), name, "matrix")
+    assert matrix["order"] != sorted(matrix["order"])
+    ordered = [matrix["rows"][i] for i in matrix["order"]]
+    assert [shown.rstrip("*") for shown in slider["names"]] == ordered
+    assert drawn == ordered * 2  # across and down
+
+
 def same(told: Any, drawn: Any) -> bool:
     """A figure's part as JSON has it, against what is drawn: all of its fields."""
     if isinstance(told, dict) and not isinstance(drawn, dict):

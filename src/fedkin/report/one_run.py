@@ -3,7 +3,7 @@ it, with the same words, numbers, order and colours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,29 +11,8 @@ import numpy as np
 
 from fedkin.core import notes
 from fedkin.core.notes import numbers
-from fedkin.report import palette
-from fedkin.report.figures import (
-    Across,
-    Bars,
-    Columns,
-    Figure,
-    Floats,
-    Happening,
-    Heat,
-    LeftOut,
-    Lines,
-    Mark,
-    Missing,
-    Panel,
-    Part,
-    Series,
-    Timeline,
-    Unit,
-    attempt,
-    cut,
-    ends,
-    said,
-)
+from fedkin.report import figures, palette
+from fedkin.report.figures import Figure, Floats, Heat, LeftOut, Lines, Missing, Panel, Series, cut, ends, said
 from fedkin.report.gather import RunData
 from fedkin.report.matrix import collaboration
 
@@ -55,7 +34,7 @@ class Curves:
 
     about: str
     y: str
-    unit: Unit
+    unit: figures.Unit
     columns: tuple[tuple[str, str, str], ...]  # what it is called, the column, and the column with its spread
     high: float | None = None
 
@@ -113,7 +92,7 @@ def spread_over_clients(run: RunData) -> Figure:
     )
     if hostile:
         caption += " Malicious ones stand apart at the right, and count in no mean."
-    panel = Columns(
+    panel = figures.Columns(
         "client",
         ACCURACY,
         "%",
@@ -121,7 +100,7 @@ def spread_over_clients(run: RunData) -> Figure:
         each[[*benign, *hostile]],
         groups[: 2 + bool(hostile)],
         of,
-        [Across("mean", mean, len(benign)), Across("worst decile", low, len(benign))],
+        [figures.Across("mean", mean, len(benign)), figures.Across("worst decile", low, len(benign))],
     )
     alt = f"From {each[benign[0]]:.1f} to {each[benign[-1]]:.1f} %, mean {mean:.1f} %, worst decile {low:.1f} %"
     return Figure(caption, f"{alt}.", [panel])
@@ -191,66 +170,71 @@ def _over_rounds(rounds: Sequence[int], values: Floats, run: RunData, what: str,
     return Heat("round", "client", what, names, columns, few, max(most, 1e-9), title, marked=run.marked(run.few))
 
 
-def _clouds(
-    rounds: Sequence[int], values: Floats, groups: Sequence[tuple[str, Mark, int, Floats]], run: RunData
-) -> list[Series]:
-    """Points by round; those of one round stand beside each other."""
-    few = len(run.few)
-    where = np.asarray(rounds, float)[:, None] + np.linspace(-0.25, 0.25, few)
-    clouds = []
+Group = tuple[
+    str, figures.Mark, int, Floats
+]  # what points are called, how they are drawn, and which they are: [rounds, N]
+
+
+def _against(
+    run: RunData,
+    rounds: Sequence[int],
+    values: Floats,
+    y: str,
+    unit: figures.Unit,
+    groups: Sequence[Group],
+    bar: Floats,
+) -> Lines:
+    """Points by round, those of one round beside each other, against a bar."""
+    few, x = len(run.few), np.asarray(rounds, float)
+    where = x[:, None] + np.linspace(-0.25, 0.25, few)
+    series = []
     for label, mark, colour, chosen in groups:
         fits = (chosen & np.isfinite(values))[:, :few]
         if fits.any():
-            clouds.append(Series(label, where[fits], values[:, :few][fits], mark=mark, colour=colour))
-    return clouds
+            series.append(Series(label, where[fits], values[:, :few][fits], mark=mark, colour=colour))
+    line = Series("threshold", x, bar, colour=palette.THIRD, dash=1, step=True)
+    return Lines("round", y, unit, [*series, line], low=0.0)
 
 
-def _bad(run: RunData, rounds: Sequence[int]) -> Floats:
-    return np.isin(np.arange(len(run.names)), run.malicious)[None, :].repeat(len(rounds), 0)
+def _which(run: RunData, clients: Iterable[Sequence[int]]) -> Floats:
+    """Of whom it is true, [rounds, N], by lists of clients."""
+    return np.array([np.isin(np.arange(len(run.names)), ids) for ids in clients])
 
 
 def committee_votes(run: RunData) -> Figure:
     rounds, scores = run.over_rounds(notes.SCORES)
-    kinds = (notes.ACCEPTED, notes.COMMITTEE, notes.THRESHOLD, notes.RELAXED)
-    told = {kind: run.told(kind, rounds) for kind in kinds}
-    clients = np.arange(len(run.names))
-    accepted = np.array([np.isin(clients, told[notes.ACCEPTED].get(r, [])) for r in rounds])
-    seats = np.array([np.isin(clients, told[notes.COMMITTEE].get(r, [])) for r in rounds])
-    bar = {**told[notes.THRESHOLD], **told[notes.RELAXED]}
-    groups: list[tuple[str, Mark, int, Floats]] = [
+    used, seats, bar, lowered = (
+        run.told(kind, rounds) for kind in (notes.ACCEPTED, notes.COMMITTEE, notes.THRESHOLD, notes.RELAXED)
+    )
+    accepted = _which(run, (used.get(r, []) for r in rounds))
+    groups: list[Group] = [
         ("accepted", "dot", palette.GOOD, accepted),
         ("rejected", "cross", palette.BAD, ~accepted),
-        (TRUTH, "square", len(palette.SERIES) - 1, _bad(run, rounds)),
+        (TRUTH, "square", len(palette.SERIES) - 1, _which(run, [run.malicious] * len(rounds))),
     ]
-    threshold = 100 * np.array([bar.get(r, np.nan) for r in rounds], float)
-    line = Series("threshold", np.asarray(rounds, float), threshold, colour=palette.THIRD, dash=1, step=True)
+    threshold = 100 * np.array([{**bar, **lowered}.get(r, np.nan) for r in rounds], float)
+    votes = _against(run, rounds, 100 * scores, "committee's score, %", "%", groups, threshold)
+    sat = np.where(_which(run, (seats.get(r, []) for r in rounds)), 1.0, np.nan)
+    seen = replace(_over_rounds(rounds, sat, run, "seat", "on the committee"), colour=palette.THIRD)
     out = int((np.isfinite(scores) & ~accepted).sum())
     caption = (
         "Each point is one client's body as the committee scored it; bodies below the dashed bar are rejected. "
         "Where nothing passed and the bar was lowered, the lowered one is drawn. Below: who was on the committee."
     )
     alt = f"{int(accepted.sum())} bodies accepted, {out} rejected in {len(rounds)} rounds."
-    seen = _over_rounds(rounds, np.where(seats, 1.0, np.nan), run, "seat", "on the committee")
-    seen = replace(seen, colour=palette.THIRD)
-    votes = Lines("round", "committee's score, %", "%", [*_clouds(rounds, 100 * scores, groups, run), line], low=0.0)
     return Figure(caption + _few(run), alt, [votes, seen])
 
 
 def lengths(run: RunData) -> Figure:
     rounds, norms = run.over_rounds(notes.NORMS)
-    limits = run.told(notes.T_NORM, rounds)
-    bad = _bad(run, rounds)
-    groups: list[tuple[str, Mark, int, Floats]] = [
-        ("benign" if run.malicious else "each update", "dot", palette.GOOD, ~bad),
-        (TRUTH, "cross", palette.BAD, bad),
-    ]
+    limits, bad = run.told(notes.T_NORM, rounds), _which(run, [run.malicious] * len(rounds))
+    benign = "benign" if run.malicious else "each update"
+    groups: list[Group] = [(benign, "dot", palette.GOOD, ~bad), (TRUTH, "cross", palette.BAD, bad)]
     limit = np.array([limits.get(r, np.nan) for r in rounds], float)
-    line = Series("threshold", np.asarray(rounds, float), limit, colour=palette.THIRD, dash=1, step=True)
-    panel = Lines("round", "length", "", [*_clouds(rounds, norms, groups, run), line], low=0.0)
     over = int((norms > limit[:, None]).sum())
     caption = "The length of every calibrated update; longer than the threshold, and its client is removed."
     alt = f"Lengths of {int(np.isfinite(norms).sum())} updates in {len(rounds)} rounds, {over} above the threshold."
-    return Figure(caption + _few(run), alt, [panel])
+    return Figure(caption + _few(run), alt, [_against(run, rounds, norms, "length", "", groups, limit)])
 
 
 def _few(run: RunData) -> str:
@@ -338,7 +322,7 @@ def removals(run: RunData) -> Figure:
     others = range(len(run.names)) if len(run.names) <= MOST_TIMELINES else touched
     shown = [*sorted(bad), *(c for c in others if c not in bad)][:MOST_TIMELINES]
     place = {c: i for i, c in enumerate(shown)}
-    events = [Happening(place[c], r, kind, why) for r, c, kind, why in happened if c in place]
+    events = [figures.Happening(place[c], r, kind, why) for r, c, kind, why in happened if c in place]
     last = min(max(run.info.rounds_done, *(r for r, _, _, _ in happened), 1), 1_000_000)
     gone = {client for _, client, kind, _ in happened if kinds[kind].lasting}
     hit = len(gone & bad)
@@ -347,7 +331,9 @@ def removals(run: RunData) -> Figure:
     if not bad:
         told = f"{len(gone)} of {len(run.names)} clients were removed; no client is marked as malicious throughout."
     seen = {k: kind for k, kind in kinds.items() if any(event.kind == k for event in events)}
-    panel = Timeline("round", "client", [run.names[c] for c in shown], run.marked(shown), events, seen, last, TRUTH)
+    panel = figures.Timeline(
+        "round", "client", [run.names[c] for c in shown], run.marked(shown), events, seen, last, TRUTH
+    )
     more = f" Only the first {len(happened)} events are drawn." if len(run.events) >= run.limits.rows else ""
     caption = f"What happened to whom, and when, against the truth. {told}{cut(len(shown), len(run.names))}{more}"
     return Figure(caption, told, [panel])
@@ -362,9 +348,12 @@ def phase_bars(costs: Sequence[tuple[str, Floats]], caption: str) -> Figure:
     if not costs:
         raise Missing("no exchange with the clients has been recorded")
     rows, table = [name for name, _ in costs], np.array([cost for _, cost in costs])
-    sent = [Part(DOWN, palette.GOOD, table[:, 0]), Part(UP, palette.ODD, table[:, 1])]
+    sent = [figures.Part(DOWN, palette.GOOD, table[:, 0]), figures.Part(UP, palette.ODD, table[:, 1])]
     told = (f"{n} {said(float(c[0] + c[1]), 'B')}, {said(float(c[2]), 's')}" for n, c in costs[:20])
-    panels = [Bars("bytes", "B", rows, sent), Bars("seconds", "s", rows, [Part("time", palette.THIRD, table[:, 2])])]
+    panels = [
+        figures.Bars("bytes", "B", rows, sent),
+        figures.Bars("seconds", "s", rows, [figures.Part("time", palette.THIRD, table[:, 2])]),
+    ]
     return Figure(caption, f"{'; '.join(told)}.", panels)
 
 
@@ -406,4 +395,4 @@ def details(run: RunData, budget: int = MATRIX_BUDGET) -> list[Figure | LeftOut]
 
 def figure(name: str, run: RunData, **how: Any) -> Figure | LeftOut:
     plan = FIGURES[name]
-    return attempt(name, plan.title, lambda: plan.build(run, **how))
+    return figures.attempt(name, plan.title, lambda: plan.build(run, **how))

@@ -11,19 +11,8 @@ import numpy as np
 
 from fedkin.core import notes
 from fedkin.errors import DataError
-from fedkin.report.figures import (
-    Figure,
-    Floats,
-    LeftOut,
-    Lines,
-    Missing,
-    Series,
-    Strips,
-    Unit,
-    attempt,
-    cut,
-    ends,
-)
+from fedkin.report import figures
+from fedkin.report.figures import Figure, Floats, LeftOut, Lines, Missing, Series, Strips, attempt, cut, ends
 from fedkin.report.gather import RunData
 from fedkin.report.one_run import ACCURACY, FIGURES, LOSS, TUNED, phase_bars, split_of
 from fedkin.sweep import groups as sweep
@@ -35,7 +24,7 @@ MOST_SPLITS = 3
 MOST_ROWS = 40  # of bars
 LONGEST = 200  # characters of a label
 ROUND, MEGABYTES = "round", "megabytes, both ways"
-MEASURES: dict[str, tuple[str, str, Unit]] = {
+MEASURES: dict[str, tuple[str, str, figures.Unit]] = {
     "macro": ("accuracy, macro", ACCURACY, "%"),
     "worst_decile": ("accuracy, worst decile", ACCURACY, "%"),
     "micro": ("accuracy, micro", ACCURACY, "%"),
@@ -232,26 +221,27 @@ def _alone(run: RunData, alone: Sequence[RunData]) -> RunData | None:
 
 def attacker_shares(groups: Sequence[Group]) -> Figure:
     """Accuracy against the share of malicious clients; runs without an attack count as none."""
+    runs = [(group.row, run) for group in groups for run in group.members if np.isfinite(run.last["macro"])]
+    attacks = list(dict.fromkeys(run.info.attack for _, run in runs if run.info.attack != "none"))
     points: dict[tuple[str, str, str], dict[float, list[float]]] = {}
-    attacks = list(dict.fromkeys(r.info.attack for r in of_all(groups) if r.info.attack != "none"))
-    for group in groups:
-        for run in group.members:
-            share = run.info.config.get("malicious") if run.info.attack != "none" else 0.0
-            if isinstance(share, int | float) and np.isfinite(run.last["macro"]):
-                for attack in [run.info.attack] if run.info.attack != "none" else attacks:
-                    by_share = points.setdefault((group.row, _rule(run), attack), {})
-                    by_share.setdefault(float(share), []).append(run.last["macro"])
+    for label, run in runs:
+        attacked = run.info.attack != "none"
+        share = run.info.config.get("malicious") if attacked else 0.0
+        for attack in [run.info.attack] if attacked else attacks:
+            if isinstance(share, int | float):
+                by_share = points.setdefault((label, _rule(run), attack), {})
+                by_share.setdefault(float(share), []).append(run.last["macro"])
     lines = {key: found for key, found in points.items() if len(found) > 1}
     if not any(len([s for s in found if s > 0]) > 1 for found in lines.values()):
         raise Missing("the runs do not differ in the share of malicious clients")
     several = len({rule for _, rule, _ in lines}) > 1
     made = []
     for (label, rule, attack), found in lines.items():
-        shares = sorted(found)
+        shares = np.array(sorted(found))
         mean = np.array([np.mean(found[s]) for s in shares])
         dev = np.array([np.std(found[s], ddof=1) if len(found[s]) > 1 else 0.0 for s in shares])
         name, panel = f"{label}, {rule}" if several else label, f"attack {attack}" if len(attacks) > 1 else ""
-        made.append(Series(name, 100 * np.array(shares), mean, mean - dev, mean + dev, panel=panel))
+        made.append(Series(name, 100 * shares, mean, mean - dev, mean + dev, panel=panel))
     caption = "Benign clients' mean accuracy at the end; band: one standard deviation."
     return _by_points(made, "malicious clients, %", caption)
 
