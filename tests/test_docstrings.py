@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import doctest
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -68,6 +70,13 @@ def test_its_examples_are_true(name: str) -> None:
     runner = doctest.DocTestRunner()
     for test in doctest.DocTestFinder().find(value, name, home, vars(home).copy()):
         assert runner.run(test).failed == 0
+
+
+def test_the_reference_has_all_of_it_once() -> None:
+    """The page of the site that is made of docstrings; its list is read, since what builds the site may not be here."""
+    tree = ast.parse((Path(__file__).parent.parent / "docs" / "hooks.py").read_text(encoding="utf-8"))
+    [listed] = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "REFERENCE"]
+    assert sorted(name for names in ast.literal_eval(listed).values() for name in names) == sorted(EXPORTED)
 
 
 def test_what_says_nothing_is_found() -> None:

@@ -46,25 +46,32 @@ class LayerCheck:
 
 @dataclass(frozen=True)
 class NetworkCheck:
-    """What `fk.check` found."""
+    """What `fk.check` found; `print` it for the whole story.
+
+    `network` is the class, `form` how its rows are trained, `reasons` say why in no faster form, and `layers` how each
+    layer runs. `head` names the module that is the head, and `columns` has how many numbers are body, head, buffers and
+    frozen. `noise` says whether it draws noise (dropout), `batch_norm` whether it has BatchNorm. On `device`, a step of
+    a client takes `loop_ms` milliseconds in the plain loop and `ways_ms` in each way that is possible here."""
 
     network: str
     form: str
-    reasons: tuple[str, ...]  # why it is no faster form, the first line that stood in the way
+    reasons: tuple[str, ...]
     layers: tuple[LayerCheck, ...]
     head: str
-    columns: Mapping[str, int]  # body, head, buffers, frozen: how many numbers
+    columns: Mapping[str, int]
     noise: bool
     batch_norm: bool
     device: str
-    loop_ms: float  # of a client-step of the plain loop
-    ways_ms: Mapping[str, float] = field(default_factory=dict)  # of each way that is possible here
+    loop_ms: float
+    ways_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def best(self) -> str:
+        """The way that is fastest here."""
         return min(self.ways_ms, key=lambda way: self.ways_ms[way])
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values, as `--json` prints them."""
         return {**asdict(self), "best": self.best}
 
     def __str__(self) -> str:
