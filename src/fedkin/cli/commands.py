@@ -271,7 +271,7 @@ def models(
     json: Json = False,
 ) -> None:
     """List the networks with their sizes, show one layer by layer, or check one of your own."""
-    from fedkin.cli.check import check_network
+    from fedkin.cli.check_network import check_network
     from fedkin.cli.listing import Models
 
     if check is None:
