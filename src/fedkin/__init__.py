@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fedkin.api import compare, resume, run
     from fedkin.bench.check import NetworkCheck, check
     from fedkin.compute.layout import Layout
-    from fedkin.compute.losses import align, cross_entropy, guide
+    from fedkin.compute.losses import Term, align, cross_entropy, guide
     from fedkin.compute.optim import SGD, Adam
     from fedkin.config import Config
     from fedkin.core.cohort import Cohort, Model
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedkin.methods import METHODS, Method, option
     from fedkin.models import MODELS, adapters, lora, merged
     from fedkin.rounds import Result
+    from fedkin.tasks import TASKS, Metric, Task, task
 
 from fedkin.version import VERSION as __version__
 
@@ -29,7 +30,7 @@ _HOMES = {
     "fedkin.bench.check": ("NetworkCheck", "check"),
     "fedkin.core.cohort": ("Cohort", "Model"),
     "fedkin.core.store": ("Keep",),
-    "fedkin.compute.losses": ("align", "cross_entropy", "guide"),
+    "fedkin.compute.losses": ("Term", "align", "cross_entropy", "guide"),
     "fedkin.compute.optim": ("SGD", "Adam"),
     "fedkin.config": ("Config",),
     "fedkin.data": ("dirichlet", "groups", "iid", "natural", "pathological", "shards"),
@@ -39,6 +40,7 @@ _HOMES = {
     "fedkin.methods": ("METHODS", "Method", "option"),
     "fedkin.models": ("MODELS", "adapters", "lora", "merged"),
     "fedkin.rounds": ("Result",),
+    "fedkin.tasks": ("TASKS", "Metric", "Task", "task"),
 }
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -53,6 +55,7 @@ __all__ = [
     "METHODS",
     "MODELS",
     "SGD",
+    "TASKS",
     "Adam",
     "Clients",
     "Cohort",
@@ -63,9 +66,12 @@ __all__ = [
     "Keep",
     "Layout",
     "Method",
+    "Metric",
     "Model",
     "NetworkCheck",
     "Result",
+    "Task",
+    "Term",
     "UsageError",
     "__version__",
     "adapters",
@@ -86,5 +92,6 @@ __all__ = [
     "resume",
     "run",
     "shards",
+    "task",
     "weighted_mean",
 ]

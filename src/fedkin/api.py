@@ -13,18 +13,21 @@ from typing import Any
 
 from fedkin.config import SAME_POINT, Config, is_folder, make_config
 from fedkin.data import Brought, Dataset, OwnClients, Partition, Split, load, own_clients, parse_partition
+from fedkin.data.targets import Targets
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import Given
 from fedkin.registry import Registry
 from fedkin.robust import make_attack
 from fedkin.rounds import Listener, Result, named_spec, run_config
+from fedkin.rounds.choices import targets_of
 from fedkin.rounds.settings import idle, refuse, settled
 from fedkin.runs import start as runs
 from fedkin.runs.catalogue import Catalogue
 from fedkin.sweep.executor import Ended
 from fedkin.sweep.runner import Cell, Quiet, run_sweep
 from fedkin.sweep.statistics import Outcome, groups_of, summary
+from fedkin.tasks import Task
 
 LOG = logging.getLogger("fedkin")
 
@@ -46,6 +49,7 @@ def run(
     clients: int | Sequence[Any] | Mapping[str, Any] | None = USUAL,
     partition: str | Partition = USUAL,
     model: str | Given | None = None,
+    task: str | Task | None = None,
     options: Mapping[str, Any] | None = None,
     on_event: Listener | None = None,
     **settings: Any,
@@ -55,9 +59,10 @@ def run(
     `method` is a name or your own class; `model` a name, an `nn.Module` (copied, never changed; `init` says whether its
     weights are drawn anew from the seed), or its class or a function that makes one; `clients` a number, or your data:
     a list (or a dictionary by name) with one (x, y) or (x_train, y_train, x_test, y_test), data frame with a column
-    "label", or torch Dataset per client. With `runs_dir` the run leaves a folder there, `result.run`, and can be
-    resumed. A setting that would change nothing is refused."""
-    asked = _request(method, data, clients, partition, model, options, settings)
+    "label", or torch Dataset per client. `task` says what is learnt, where that is not one class of several: a name, as
+    in "regression:loss=mae", or what `fk.task` makes of your own loss and metrics. With `runs_dir` the run leaves a
+    folder there, `result.run`, and can be resumed. A setting that would change nothing is refused."""
+    asked = _request(method, data, clients, partition, model, options, settings, task=task)
     return _run(asked, on_event)
 
 
@@ -67,6 +72,7 @@ def resume(
     runs_dir: str | None = None,
     method: type[Method] | None = None,
     model: Given | None = None,
+    task: Task | None = None,
     data: Dataset | tuple[Dataset, Split] | None = None,
     clients: Sequence[Any] | Mapping[str, Any] | None = None,
     partition: Partition | None = None,
@@ -80,13 +86,13 @@ def resume(
     folder = Catalogue(runs_dir).locate(run)
     brought = None
     if clients is not None:
-        brought = Brought(_own(clients))
+        brought = Brought(_own(clients, targets_of(folder.info.configuration(), task)))
     elif data is not None:
         brought = Brought(_checked(data), partition)
     elif partition is not None:
         kept = folder.info.configuration()
         brought = Brought(load(kept.data, kept.data_dir), partition)
-    given: dict[str, Any] = {"method": method, "model": model, "data": brought}
+    given: dict[str, Any] = {"method": method, "model": model, "task": task, "data": brought}
     return runs.resume(folder, on_event=on_event, **{k: v for k, v in given.items() if v is not None})
 
 
@@ -219,6 +225,7 @@ def _request(
     model: Any = None,
     options: Any = None,
     settings: Mapping[str, Any] | None = None,
+    task: Any = None,
     **more: Any,
 ) -> _Asked:
     values: dict[str, Any] = {**(settings or {}), **more, "options": {} if options is None else options}
@@ -235,6 +242,10 @@ def _request(
         values["model"] = model
     elif model is not None:
         objects["model"] = model
+    if isinstance(task, Task):
+        objects["task"] = task
+    elif task is not None:
+        values["task"] = task
     deal = _unwritten(partition) if isinstance(partition, Partition) else None
     if partition is not USUAL:
         values["partition"] = str(partition) if isinstance(partition, Partition) else partition
@@ -244,7 +255,7 @@ def _request(
     elif clients is not USUAL:
         if data is not USUAL:
             raise UsageError("give data= or a list of clients, not both")
-        objects["data"] = Brought(_own(clients))
+        objects["data"] = Brought(_own(clients, _targets(task)))
         values = {"partition": "natural", **values, "data": "own", "clients": len(clients)}
         inferred = {"clients", *(["partition"] if partition is USUAL else [])}
     if isinstance(data, str | Path):
@@ -267,10 +278,19 @@ def _unwritten(partition: Partition) -> Partition | None:
         return partition
 
 
-def _own(clients: Any) -> OwnClients:
+def _targets(task: Any) -> Targets:
+    """Of which kind the targets are that come with such a task."""
+    if task is None or isinstance(task, Task):
+        return targets_of(Config(), task)
+    if not isinstance(task, str):
+        raise UsageError(f"task={task!r}: give a task's name, or what fedkin.task makes")
+    return targets_of(make_config({"task": task}))
+
+
+def _own(clients: Any, targets: Targets = "classes") -> OwnClients:
     if isinstance(clients, Sequence | Mapping) and not len(clients):
         raise UsageError(f"clients={clients!r}: give at least one client's data")
-    return own_clients(clients)
+    return own_clients(clients, targets=targets)
 
 
 def _checked(data: Any) -> Dataset | tuple[Dataset, Split]:

@@ -16,9 +16,9 @@ from fedkin.version import VERSION
 
 NOT_IDENTITY = ("runs_dir", "checkpoint_every", "device", "way", "chunk", "data_dir", "on_failure", "force")
 """Where and how a run is done, not what it is."""
-LATER = {"lr_schedule": "constant", "lr_factors": "same"}
+LATER = {"lr_schedule": "constant", "lr_factors": "same", "task": None, "metrics": None}
 """Settings that older runs did not have, and the values that they were done with: these say nothing new."""
-TEXTS = ("lr_factors", "lr-factors")
+TEXTS = ("lr_factors", "lr-factors", "metrics")
 """Settings that are one text and may be given as a list or a table."""
 ONLY_UNDER_ATTACK = ("malicious", "knowledge", "attackers")
 """Settings that change nothing where nobody attacks."""
@@ -59,6 +59,14 @@ class Config:
         None, "corruptions of the images, by name with commas between, or all; each client gets one of them"
     )
     severity: int = option(5, "strength of the corruptions", low=1, high=5)
+    task: str | None = option(
+        None,
+        "what is learnt; `fedkin tasks` lists the tasks; options follow a colon, as in regression:loss=mae (default: "
+        "what the data are for)",
+    )
+    metrics: str | None = option(
+        None, "metrics beside the task's main one, as in auc+macro-f1, or all; `fedkin tasks NAME` lists them"
+    )
     model: str | None = option(None, "the network; `fedkin models` lists them (default: one that suits the data)")
     head: str | None = option(
         None, "the module of the network that is the head (default: the linear layer that makes the output)"

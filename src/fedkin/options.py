@@ -77,6 +77,13 @@ def named_spec(spec: str) -> tuple[str, dict[str, str]]:
     return name, {key: value for key, _, value in pairs}
 
 
+def said(value: float, unit: str = "%") -> str:
+    """A metric as people read it: two decimals of a percentage, four digits of anything else."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:.2f}" if unit == "%" else f"{value:.4g}"
+
+
 @functools.cache
 def _hints(schema: type[Any]) -> dict[str, Any]:
     """The types of a schema's fields. Working them out takes longer than all the rest; they do not change."""

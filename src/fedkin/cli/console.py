@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedkin.errors import FedKinError, UsageError
+from fedkin.options import said
 
 ACCENT = "cyan"
 PLAIN_WIDTH = 160
@@ -117,17 +118,18 @@ def table(title: str | None, *columns: str, right: Sequence[str] = (), caption: 
     return made
 
 
-def scores(whose: str, lines: Iterable[tuple[str, Sequence[float]]]) -> Table:
-    """Accuracies of a run: for each line the macro and micro means, the worst decile, the deviation over clients."""
+def scores(whose: str, lines: Iterable[tuple[str, Sequence[float]]], unit: str = "%") -> Table:
+    """Accuracies of a run (or another metric): for each line the macro and micro means, the worst decile, the deviation
+    over clients."""
     columns = ("macro", "micro", "worst decile", "std over clients")
-    made = table(None, f"{whose}, percent", *columns, right=columns)
+    made = table(None, f"{whose}{', percent' if unit == '%' else ''}", *columns, right=columns)
     for name, values in lines:
-        made.add_row(name, *map(percent, values))
+        made.add_row(name, *(said(value, unit) for value in values))
     return made
 
 
 def percent(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}"
+    return said(value)
 
 
 def size(count: float) -> str:

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from fedkin.cli.console import ACCENT, percent, seconds, size, sparkline, table
+from fedkin.cli.console import ACCENT, seconds, size, sparkline, table
 from fedkin.cli.outcome import benign_only, threat
 from fedkin.config import Config
-from fedkin.rounds import Event, Prepared, RoundRecord
+from fedkin.rounds import Accuracy, Event, Prepared, RoundRecord
 from fedkin.rounds.footprint import resident
 from fedkin.sweep.groups import varied
 from fedkin.sweep.runner import Cell
@@ -74,13 +74,18 @@ def coverage(record: RoundRecord) -> str:
 
 def round_line(record: RoundRecord, rounds: int, accuracy: str = "accuracy", before: RoundRecord | None = None) -> str:
     """One round as a plain line for logs; `accuracy`: what to call it; `before`: the record before."""
-    name = "final tuning" if record.final else f"round {record.round}/{rounds}"
+    name, a = "final tuning" if record.final else f"round {record.round}/{rounds}", record.accuracy
     return (
-        f"{name}  loss {record.train_loss:.4f}  {accuracy} {percent(record.accuracy.macro)}{coverage(record)}  "
-        f"worst decile {percent(record.accuracy.worst_decile)}  down {size(record.bytes_down)}  "
+        f"{name}  loss {record.train_loss:.4f}  {_called(accuracy, record)} {a.said(a.macro)}{coverage(record)}  "
+        f"worst decile {a.said(a.worst_decile)}  down {size(record.bytes_down)}  "
         f"up {size(record.bytes_up)}  failed {record.failed}  removed {record.removed}  {seconds(record.wall)}  "
         f"{pace(record, before):.0f} steps/s  {size(resident())}"
     )
+
+
+def _called(accuracy: str, record: RoundRecord) -> str:
+    """What to call the numbers of a record: another metric than accuracy by its own name."""
+    return accuracy.replace("accuracy", record.accuracy.metric)
 
 
 def accuracy_of(config: Config) -> str:
@@ -163,8 +168,8 @@ class LiveRun:
         last = self._records[-1]
         shown = {
             "loss": f"{last.train_loss:.4f}",
-            self._accuracy: f"{percent(last.accuracy.macro)} %",
-            "worst decile": f"{percent(last.accuracy.worst_decile)} %",
+            _called(self._accuracy, last): _with_unit(last.accuracy, last.accuracy.macro),
+            "worst decile": _with_unit(last.accuracy, last.accuracy.worst_decile),
             "down": size(last.bytes_down),
             "up": size(last.bytes_up),
             "time": seconds(last.wall),
@@ -179,6 +184,10 @@ class LiveRun:
         grid.add_row(*(f"[dim]{name}[/]" for name in shown))
         grid.add_row(*shown.values())
         return Group(self._bar, grid)
+
+
+def _with_unit(accuracy: Accuracy, value: float) -> str:
+    return " ".join(word for word in (accuracy.said(value), accuracy.unit) if word)
 
 
 def _alarm(count: int) -> str:
@@ -242,7 +251,8 @@ class GridScreen(AbstractContextManager["GridScreen"]):
         self._console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
 
     def _render(self) -> RenderableType:
-        numbers = ("seed", "round", "accuracy", "worst decile")
+        seen = next((c.records[-1].accuracy for c in self._cells if c.records), None)
+        numbers = ("seed", "round", seen.metric if seen is not None else "accuracy", "worst decile")
         heads = [k.replace("_", " ") for k in self._varied]
         made = table(self._title, "method", *heads, *numbers, "curve", "wall s", right=(*numbers, "wall s"))
         made.columns[-2].min_width = 16
@@ -262,7 +272,7 @@ class GridScreen(AbstractContextManager["GridScreen"]):
         if cell.state == "skipped" and cell.outcome is not None:
             done = cell.outcome.accuracy
             said = "[red]diverged[/]" if cell.outcome.diverged else ""
-            return [*start, "before", percent(done.macro), percent(done.worst_decile), said, ""]
+            return [*start, "before", done.said(done.macro), done.said(done.worst_decile), said, ""]
         if cell.state == "failed":
             return [*start, "[red]failed[/]", "", "", "", ""]
         if not cell.records:
@@ -274,8 +284,8 @@ class GridScreen(AbstractContextManager["GridScreen"]):
         return [
             *start,
             f"{last.round}/{config.rounds}",
-            percent(last.accuracy.macro),
-            percent(last.accuracy.worst_decile),
+            last.accuracy.said(last.accuracy.macro),
+            last.accuracy.said(last.accuracy.worst_decile),
             curve,
             f"{last.wall:.1f}",
         ]

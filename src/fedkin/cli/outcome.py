@@ -12,6 +12,7 @@ from rich.markup import escape
 from fedkin.cli.console import percent, print_json, scores, screen, size, spent
 from fedkin.config import POINTS, Config
 from fedkin.core import notes
+from fedkin.options import said
 from fedkin.robust import Adversary, Attack, make_attack
 from fedkin.rounds import Result, named_spec
 
@@ -83,17 +84,21 @@ def present(result: Result, json: bool) -> None:
 def summarise(result: Result) -> None:
     """The numbers of one run, and what they are numbers of."""
     benign = benign_only(result.config)
-    whose = f"accuracy of {len(result.per_client) - len(result.malicious)} benign clients" if benign else "accuracy"
+    what = result.accuracy.metric
+    whose = f"{what} of {len(result.per_client) - len(result.malicious)} benign clients" if benign else what
     reached = (
         (f"last round ({result.history[-1].round})", result.accuracy),
         (f"best round ({result.best.round})", result.best.accuracy),
     )
     out = screen()
-    out.print(scores(whose, ((name, (a.macro, a.micro, a.worst_decile, a.std)) for name, a in reached)))
+    out.print(
+        scores(whose, ((name, (a.macro, a.micro, a.worst_decile, a.std)) for name, a in reached), result.accuracy.unit)
+    )
     sent, prepared = result.bytes, result.prepared
     facts = {
         "method": escape(" ".join([result.method, *(f"{k}={v}" for k, v in result.options.items())])),
         "evaluated": f"{_point(result)}; macro: mean over clients, micro: over test samples",
+        **_others(result),
         **_hostility(result),
         "split": f"{prepared.split_hash}, seed {result.seed}",
         "sent": f"{size(sent['down'])} down, {size(sent['up'])} up",
@@ -107,6 +112,14 @@ def summarise(result: Result) -> None:
         out.print(f"[bold red]{'diverged':<10}[/] {escape(result.diverged)}", soft_wrap=True)
     for remark in (r for r in result.remarks if result.diverged is None or not r.endswith(result.diverged)):
         out.print(f"[yellow]{'note':<10}[/] {escape(remark)}", soft_wrap=True)
+
+
+def _others(result: Result) -> dict[str, str]:
+    """The metrics beside the main one, each the mean over the clients that have it."""
+    units = {m.name: m.unit for m in result.prepared.extra}
+    found = result.history[-1].metrics
+    shown = [f"{name} {said(value, units[name])}{' %' if units[name] else ''}" for name, value in found.items()]
+    return {"metrics": f"{', '.join(shown)}  [dim](mean over clients)[/]"} if shown else {}
 
 
 def _point(result: Result) -> str:

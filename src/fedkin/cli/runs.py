@@ -15,6 +15,7 @@ from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.config import POINTS
 from fedkin.core import notes
 from fedkin.errors import DataError, unknown
+from fedkin.options import said
 from fedkin.runs.catalogue import Broken, Catalogue, diff
 from fedkin.runs.folder import MAX_JSON, SITES, STATUSES, RunFolder, RunInfo, number
 from fedkin.runs.reading import read_bytes
@@ -22,9 +23,9 @@ from fedkin.runs.reading import read_bytes
 COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
 SORTS: dict[str, Callable[[RunInfo], Any]] = {
     "created": lambda r: r.created,
-    "accuracy": lambda r: -_low(r.accuracy.get("macro", math.nan)),
-    "micro": lambda r: -_low(r.accuracy.get("micro", math.nan)),
-    "worst-decile": lambda r: -_low(r.accuracy.get("worst_decile", math.nan)),
+    "accuracy": lambda r: _best(r, "macro"),
+    "micro": lambda r: _best(r, "micro"),
+    "worst-decile": lambda r: _best(r, "worst_decile"),
     "method": lambda r: (r.method, r.created),
     "data": lambda r: (r.data, r.created),
     "rounds": lambda r: r.rounds_done,
@@ -102,8 +103,8 @@ def runs(
             safe(r.attack),
             str(r.seed),
             f"{r.rounds_done}/{r.rounds_total}",
-            percent(r.accuracy.get("macro", math.nan)),
-            percent(r.accuracy.get("worst_decile", math.nan)),
+            _figure(r, "macro"),
+            _figure(r, "worst_decile"),
             size(r.bytes),
             _time(r),
         )
@@ -112,6 +113,19 @@ def runs(
         out.print(made)
     for b in broken:
         out.print(f"[dim]{safe(b.name)}: not a run: {safe(b.reason)}[/]", soft_wrap=True)
+
+
+def _figure(info: RunInfo, kind: str) -> str:
+    """One of a run's numbers; another metric than accuracy with its name."""
+    metric, value = info.metric, info.accuracy.get(kind, math.nan)
+    named = f" {safe(metric.name)}" if metric.name != "accuracy" and not math.isnan(value) else ""
+    return f"{said(value, metric.unit)}{named}"
+
+
+def _best(info: RunInfo, kind: str) -> tuple[bool, float]:
+    """Sorts the best first, and runs of other metrics than accuracy behind."""
+    value = info.accuracy.get(kind, math.nan)
+    return info.metric.name != "accuracy", -_low(value if info.metric.higher else -value)
 
 
 def _time(info: RunInfo) -> str:
@@ -177,8 +191,8 @@ def _scores(info: RunInfo) -> Any:
     if isinstance(best, dict):
         lines.append((f"best (round {best.get('round')})", best))
     kinds = ("macro", "micro", "worst_decile", "std")
-    whose = f"accuracy{' of benign clients' if info.malicious else ''}"
-    return scores(whose, ((name, [number(values.get(k)) for k in kinds]) for name, values in lines))
+    whose = f"{safe(info.metric.name)}{' of benign clients' if info.malicious else ''}"
+    return scores(whose, ((name, [number(values.get(k)) for k in kinds]) for name, values in lines), info.metric.unit)
 
 
 def _facts(folder: RunFolder) -> dict[str, str]:
@@ -304,14 +318,17 @@ def _told(folder: RunFolder) -> dict[str, int]:
 
 
 def _clients(folder: RunFolder) -> Any:
-    numbers = ("accuracy", "loss", "test samples", "train samples")
+    each, bad, metric = _each(folder), set(folder.info.malicious), folder.info.metric
+    others = list(dict.fromkeys(name for c in each for name in c.get("metrics") or {}))
+    numbers = (safe(metric.name), *map(safe, others), "loss", "test samples", "train samples")
     made = table(None, "client", *numbers, right=numbers)
-    each, bad = _each(folder), set(folder.info.malicious)
     for c in each[:MOST_CLIENTS]:
         name = safe(str(c["name"]))
         made.add_row(
             f"[red]{name}*[/]" if c["client"] in bad else name,
-            *(percent(math.nan if c[k] is None else c[k]) for k in ("accuracy", "loss")),
+            said(number(c["accuracy"]), metric.unit),
+            *(said(number((c.get("metrics") or {}).get(name)), "") for name in others),
+            percent(number(c["loss"])),
             str(c["test_samples"]),
             "?" if c["train_samples"] is None else str(c["train_samples"]),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +20,14 @@ class Source:
     """A data set on one device. Images lie channels-last, as bytes where they came as bytes."""
 
     def __init__(
-        self, x: NDArray[np.generic], y: Indices, device: torch.device, mean: float = 0.5, std: float = 0.5
+        self, x: NDArray[np.generic], y: NDArray[Any], device: torch.device, mean: float = 0.5, std: float = 0.5
     ) -> None:
         data = torch.from_numpy(np.ascontiguousarray(x))
         self.planar = data.dim() == 4
         if self.planar:
             data = data.permute(0, 2, 3, 1).contiguous()
         self.x = data.to(device)
-        self.y = torch.from_numpy(np.asarray(y, np.int64)).to(device)
+        self.y = _targets(y).to(device)
         self.device = device
         self._bytes = self.x.dtype == torch.uint8
         self._scale, self._shift = 1.0 / (255.0 * std), -mean / std
@@ -34,10 +35,10 @@ class Source:
         self._shared_inputs = False
         self._sigma = 0.0
 
-    def add_version(self, x: NDArray[np.generic] | None, y: Indices) -> None:
+    def add_version(self, x: NDArray[np.generic] | None, y: NDArray[Any]) -> None:
         """A second version of every sample, found at index + count: what an attacker makes of it. `x` None: only the
         labels differ, and the inputs are not stored twice."""
-        self.y = torch.cat([self.y, torch.from_numpy(np.asarray(y, np.int64)).to(self.device)])
+        self.y = torch.cat([self.y, _targets(y).to(self.device)])
         self._shared_inputs = x is None
         if x is not None:
             other = torch.from_numpy(np.ascontiguousarray(x))
@@ -76,7 +77,14 @@ class Source:
         return x.permute(0, 3, 1, 2) if self.planar else x
 
     def labels(self, index: Tensor) -> Tensor:
+        """The targets of these samples, [n, ...]."""
         return self.y.index_select(0, index)
+
+
+def _targets(y: NDArray[Any]) -> Tensor:
+    """Whole numbers (classes, tokens) as int64, others as float32."""
+    y = np.asarray(y)
+    return torch.from_numpy(np.ascontiguousarray(y, np.float32 if y.dtype.kind == "f" else np.int64))
 
 
 CROP = 4  # pixels of zeros around an image before it is cropped again

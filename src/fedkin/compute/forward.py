@@ -12,8 +12,8 @@ from torch import Tensor
 
 @dataclass
 class Out:
-    """What a loss sees: features (the head's input) [R, B, F], logits [R, B, C], and which samples of a padded batch
-    count [R, B] (none: all)."""
+    """What a loss sees: features (the head's input) [R, B, F], logits (the network's output) [R, B, C], or [R, B, T, C]
+    where it has one for every position, and which samples of a padded batch count [R, B] (none: all)."""
 
     features: Tensor
     logits: Tensor

@@ -150,7 +150,7 @@ class Layout:
 
     @cached_property
     def outputs(self) -> int:
-        """How many classes the network tells apart, by its last parameter."""
+        """How many numbers the network gives (classes that it tells apart), by its last parameter."""
         learnt = {s.name: s.shape for s in self.slots if s.kind != "buffer"}
         last = {n: shape for n, shape in {**self.frozen, **learnt}.items() if inside(n, self.head_name)} or learnt
         return list(last.values())[-1][0]
@@ -215,7 +215,7 @@ def find_head(model: nn.Module, example: Tensor | None) -> str:
         )
     linears = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     output, made = _followed(model, example, linears)
-    wide = int(output.shape[1])
+    wide = int(output.shape[-1])
     found = {name: width for name, width in _first_met(output, made) if width == wide}
     kind = type(model).__name__
     if not found:
@@ -247,10 +247,10 @@ def _check_head(model: nn.Module, name: str, example: Tensor | None) -> None:
             f"head {name!r} has no part in the output of {type(model).__name__}: name the module whose "
             "result it is, or leave head out"
         )
-    if met[0][1] != output.shape[1]:
+    if met[0][1] != output.shape[-1]:
         raise UsageError(
             f"head {name!r} gives {met[0][1]} numbers a sample, {type(model).__name__} gives "
-            f"{output.shape[1]}: the head is the module whose result is the network's"
+            f"{output.shape[-1]}: the head is the module whose result is the network's"
         )
 
 
@@ -282,16 +282,16 @@ def _followed(model: nn.Module, example: Tensor, names: list[str]) -> tuple[Tens
 
 
 def check_output(model: nn.Module, output: object, samples: int) -> None:
-    """A network gives one row of class scores a sample."""
+    """A network gives one row of numbers a sample, such as class scores, or one for each position of a sample."""
     if not isinstance(output, Tensor):
         raise UsageError(
-            f"{type(model).__name__} returns a {type(output).__name__}: a network must return its class "
-            "scores as one tensor [samples, classes]; wrap it in a module that does"
+            f"{type(model).__name__} returns a {type(output).__name__}: a network must return its "
+            "outputs as one tensor, such as class scores [samples, classes]; wrap it in a module that does"
         )
-    if output.dim() != 2 or len(output) != samples:
+    if output.dim() < 2 or len(output) != samples:
         raise UsageError(
             f"{type(model).__name__} returns shape {tuple(output.shape)} for {samples} samples: a network "
-            "must return one row of class scores a sample, [samples, classes]"
+            "must return one row a sample, such as class scores [samples, classes]; a single number is [samples, 1]"
         )
 
 

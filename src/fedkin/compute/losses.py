@@ -18,7 +18,7 @@ from torch import Tensor
 from fedkin.compute.forward import Out
 
 Value = Callable[[Out, Tensor, Mapping[str, Tensor]], Tensor]
-"""(output, labels [R, B], given) to [R, B]. Must depend on nothing else: graphs are captured once and reused."""
+"""(output, targets [R, B, ...], given) to [R, B]. Must depend on nothing else: graphs are captured once and reused."""
 
 
 @dataclass(frozen=True, eq=False)

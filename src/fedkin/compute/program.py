@@ -224,7 +224,7 @@ class Program:
             else:
                 seen[op.name] = op.layer(inputs[0])
         features, logits = seen[self.features].float(), seen[self.logits].float()
-        return Out(features.reshape(rows, features.shape[0] // rows, -1), logits.view(rows, -1, logits.shape[-1]))
+        return Out(features.reshape(rows, features.shape[0] // rows, -1), logits.reshape(rows, -1, *logits.shape[1:]))
 
     def _fixed_on(self, device: torch.device) -> dict[str, Tensor]:
         """The frozen parameters there, each [1, ...]."""

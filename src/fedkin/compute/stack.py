@@ -124,7 +124,8 @@ def loss_of(work: Work, rows: int) -> Loss:
     ) -> Tensor:
         batch = chosen.shape[1]
         flat = chosen.reshape(-1)
-        y = source.labels(flat).view(rows, batch)
+        y = source.labels(flat)
+        y = y.view(rows, batch, *y.shape[1:])
         valid = torch.arange(batch, device=y.device) < size.unsqueeze(1)
         x = source.batch(flat, None if moves is None else moves.reshape(-1))
         out = forward(params, x, rows, Context(train, valid, noise, dtype))

@@ -18,7 +18,7 @@ from fedkin.compute.batches import Source, crop_flip, plan
 from fedkin.compute.choice import Chooser
 from fedkin.compute.forward import Forward
 from fedkin.compute.layout import Layout
-from fedkin.compute.losses import Term, cross_entropy
+from fedkin.compute.losses import Term
 from fedkin.compute.optim import Moments, Optimiser
 from fedkin.compute.tape import Tape
 from fedkin.compute.work import Precision, Work
@@ -26,6 +26,7 @@ from fedkin.core.evaluation import DataPart, Evaluation, Learn, Scores
 from fedkin.core.schedules import Factors
 from fedkin.core.store import Keep, Store
 from fedkin.errors import UsageError
+from fedkin.tasks import Classification, Metric, Task
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Site:
     seed: int
     store: Store
     chooser: Chooser
+    task: Task = field(default_factory=Classification)
+    extra: tuple[Metric, ...] = ()  # metrics beside the task's main one
     hold: bool = False  # remember each client's last locally trained model
     poisoned: Callable[[int], NDArray[np.bool_]] | None = None  # who trains on the attacker's version in a round
     tape: Tape | None = field(init=False)
@@ -202,7 +205,7 @@ class Cohort(Evaluation):
             strengths = [m.mu if m.anchor is not None else 0.0 for m in models]
             mu = torch.tensor(strengths, device=self.device).repeat_interleave(clients)
             anchor = torch.cat([self._wide(m.start if m.anchor is None else m.anchor) for m in models])
-        terms: Sequence[Term] = loss if loss is not None else [cross_entropy()]
+        terms: Sequence[Term] = loss if loss is not None else [self.objective()]
         if len(models) > 1:
             terms = [t.repeated(len(models)) for t in terms]
             mask = mask.repeat(len(models), 1) if mask is not None and len(mask) == clients else mask

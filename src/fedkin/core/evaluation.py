@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -15,10 +16,11 @@ from torch import Tensor
 from fedkin.compute import keys
 from fedkin.compute.backends import cores, matmul_precision, run_way
 from fedkin.compute.batches import in_order
-from fedkin.compute.forward import Context
-from fedkin.compute.losses import Term, cross_entropy, total
+from fedkin.compute.forward import Context, Out
+from fedkin.compute.losses import Term, is_plain, total
 from fedkin.compute.work import Work, on_device
 from fedkin.errors import DataError, UsageError
+from fedkin.tasks import Classification, Metric
 
 if TYPE_CHECKING:
     from fedkin.core.cohort import Site
@@ -32,15 +34,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Scores:
-    """How K models did on their clients' data."""
+    """How K models did on their clients' data, by the task's main metric: for classes, samples right and samples of
+    each true class [K, C]; for other tasks the metric times the samples, and the samples it is of (none where it cannot
+    be computed), [K, 1]."""
 
-    correct: Tensor  # [K, C]: hits per true class
-    count: Tensor  # [K, C]: samples per true class
-    loss: Tensor  # [K]: mean cross-entropy
+    correct: Tensor
+    count: Tensor
+    loss: Tensor  # [K]: mean loss
+    extra: Tensor  # [K, M]: the other metrics, as they are shown
 
     @property
     def accuracy(self) -> Tensor:
-        """Share of samples right, [K]; NaN for a client without samples."""
+        """The main metric (of classes: the share of samples right), [K]; NaN for a client without samples."""
         return self.correct.sum(1) / self.count.sum(1)
 
 
@@ -49,7 +54,7 @@ class Evaluation:
 
     def __init__(self, site: Site, ids: keys.I64, round: int, stream: str) -> None:
         self.ids, self.round = ids, round
-        self.layout, self.training, self.classes = site.layout, site.training, site.classes
+        self.layout, self.training, self.classes, self.task = site.layout, site.training, site.classes, site.task
         self._site, self._stream = site, stream
         site.source.turn(round)
 
@@ -69,9 +74,12 @@ class Evaluation:
         """How many samples of this part each client has, [K]."""
         return torch.tensor([len(p) for p in self.indices(data)], dtype=torch.float32, device=self.device)
 
-    def evaluate(self, rows: Tensor, data: DataPart = "test") -> Scores:
-        """Accuracy and loss of one model per client on its own data."""
-        wide = self._wide(rows)
+    def evaluate(self, rows: Tensor, data: DataPart = "test", extra: bool = False) -> Scores:
+        """The task's main metric (of classes: accuracy) and the loss of one model per client on its own data; with
+        `extra` also the other metrics that the run was asked for."""
+        wide, others = self._wide(rows), self._site.extra if extra else ()
+        if others or not isinstance(self.task, Classification):
+            return self._evaluate_whole(wide, data, others)
         if self._together():
             return self._evaluate_together(wide, self.indices(data))
 
@@ -90,7 +98,73 @@ class Evaluation:
         found = self._each(one)
         correct, count = torch.stack([f[0] for f in found]), torch.stack([f[1] for f in found])
         loss = torch.stack([f[2] for f in found]) / count.sum(1).clamp(min=1)
-        return Scores(correct, count, loss)
+        return Scores(correct, count, loss, loss.new_zeros(len(self), 0))
+
+    def _evaluate_whole(self, wide: Tensor, data: DataPart, extra: Sequence[Metric]) -> Scores:
+        """Metrics that look at all samples of a client at once."""
+        main, classes = self.task.metric, isinstance(self.task, Classification)
+
+        def one_number(value: float) -> Tensor:
+            return torch.tensor([value], device=self.device)
+
+        def one(k: int, outputs: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, float, list[float]]:
+            kept, targets, loss, seen = list[Tensor](), list[Tensor](), 0.0, 0
+            for out, y in outputs:
+                kept.append(self.task.keep(out, y))
+                targets.append(y)
+                loss += float(self._plain_loss(out, y).double().sum())
+                seen += len(y)
+            if not seen:
+                nothing = torch.zeros(self.classes if classes else 1, device=self.device)
+                return nothing, nothing, 0.0, [math.nan] * len(extra)
+            whole, y = torch.cat(kept), torch.cat(targets)
+            others = [m.of(whole, y) for m in extra]
+            if classes:
+                count = torch.bincount(y, minlength=self.classes).float()
+                right = torch.bincount(y[whole.argmax(1) == y], minlength=self.classes).float()
+                return right, count, loss / seen, others
+            value = float(main.value(whole, y))
+            if math.isnan(value) and not whole.isfinite().all():  # not a metric that lacks something: a broken model
+                value = -math.inf if main.higher else math.inf
+            known = not math.isnan(value)
+            return one_number(value * seen if known else 0.0), one_number(seen * known), loss / seen, others
+
+        if self._together():
+            found = [one(k, iter(pieces)) for k, pieces in enumerate(self._outputs_together(wide, self.indices(data)))]
+        else:
+            found = self._each(lambda k: one(k, self._outputs(wide[k].clone(), k, data)))
+        return Scores(
+            torch.stack([f[0] for f in found]).float(),
+            torch.stack([f[1] for f in found]).float(),
+            torch.tensor([f[2] for f in found], device=self.device),
+            torch.tensor([f[3] for f in found], device=self.device).view(len(self), len(extra)),
+        )
+
+    def _mean_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The loss of one client's batch."""
+        if is_plain([self.task.plain]):
+            return F.cross_entropy(logits, y)
+        return self._plain_loss(logits, y).mean()
+
+    def _plain_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The loss of every sample of one client's batch, [n], whose mean is the batch's."""
+        return self.task.plain.value(Out(logits.unsqueeze(0), logits.unsqueeze(0)), y.unsqueeze(0), {})[0]
+
+    def _outputs(self, row: Tensor, k: int, data: DataPart) -> Iterator[tuple[Tensor, Tensor]]:
+        """A client's outputs and targets, batch by batch; all at once where the loss is one of the whole."""
+        outputs = [(self._forward(row, x)[1], y) for x, y in self._batches(k, data, EVALUATE, clean=True)]
+        if self.task.whole and outputs:
+            outputs = [(torch.cat([o for o, _ in outputs]), torch.cat([y for _, y in outputs]))]
+        return iter(outputs)
+
+    def _outputs_together(self, wide: Tensor, parts: Sequence[keys.I64]) -> list[list[tuple[Tensor, Tensor]]]:
+        """Every client's outputs and targets, in one piece each."""
+        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in parts]
+        for chosen, logits, y, valid in self._passes(wide, parts):
+            for place, k in enumerate(chosen):
+                there = valid[place].bool()
+                found[k].append((logits[place][there], y[place][there]))
+        return [[(torch.cat([o for o, _ in mine]), torch.cat([y for _, y in mine]))] if mine else [] for mine in found]
 
     def _together(self) -> bool:
         """On a GPU rows share a pass where the network allows it: one after another would leave it idle."""
@@ -100,6 +174,17 @@ class Evaluation:
         """On these samples, with as many clients a pass as make EVALUATE_TOGETHER of them."""
         correct = torch.zeros(len(self), self.classes, device=self.device)
         count, loss = torch.zeros_like(correct), torch.zeros(len(self), device=self.device)
+        for chosen, logits, y, valid in self._passes(wide, parts):
+            at = torch.tensor(chosen, device=self.device)
+            right = (logits.argmax(2) == y) * valid
+            correct[at] = correct[at].scatter_add(1, y, right)
+            count[at] = count[at].scatter_add(1, y, valid)
+            each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+            loss[at] += (each * valid).sum(1)
+        return Scores(correct, count, loss / count.sum(1).clamp(min=1), loss.new_zeros(len(self), 0))
+
+    def _passes(self, wide: Tensor, parts: Sequence[keys.I64]) -> Iterator[tuple[list[int], Tensor, Tensor, Tensor]]:
+        """Batches of several clients: which they are, their outputs [k, B, ...], targets, and which samples count."""
         order = np.argsort([-len(p) for p in parts], kind="stable").tolist()
         while order and len(parts[order[0]]):
             batch = min(EVALUATE, len(parts[order[0]]))
@@ -111,13 +196,21 @@ class Evaluation:
                 x, y = self._site.source.batch(index.flatten()), self._site.source.labels(index.flatten())
                 with torch.no_grad(), matmul_precision(self.training.precision):
                     logits = self._site.forward(tensors, x, len(chosen), self._context()).logits
-                y, valid = y.view(index.shape), (torch.arange(batch, device=self.device) < size.unsqueeze(1)).float()
-                right = (logits.argmax(2) == y) * valid
-                correct[at] = correct[at].scatter_add(1, y, right)
-                count[at] = count[at].scatter_add(1, y, valid)
-                each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-                loss[at] += (each * valid).sum(1)
-        return Scores(correct, count, loss / count.sum(1).clamp(min=1))
+                valid = (torch.arange(batch, device=self.device) < size.unsqueeze(1)).float()
+                yield chosen, logits, y.view(*index.shape, *y.shape[1:]), valid
+
+    def class_counts(self) -> Tensor:
+        """How many training samples of each class, [K, C]; of several labels, how many have each, and how many samples
+        there are in the last column, [K, L + 1]."""
+        y = self._site.source.y
+        parts = [y[torch.from_numpy(self._own(k, "train")).to(y.device)] for k in range(len(self))]
+        if self.task.targets == "classes":
+            return torch.stack([torch.bincount(part, minlength=self.classes) for part in parts]).float()
+        return torch.stack([torch.cat([part.sum(0), part.new_tensor([len(part)])]) for part in parts]).float()
+
+    def objective(self) -> Term:
+        """The task's loss, as these clients minimise it: what `fit` takes unless `loss` says otherwise."""
+        return self.task.term(self)
 
     def features(self, rows: Tensor, data: DataPart = "train") -> list[Tensor]:
         """The head's inputs for each client's samples in order: K tensors [n_k, F]."""
@@ -172,6 +265,7 @@ class Evaluation:
                 opt=self.training.opt,
                 learn=names,
                 precision=self.training.precision,
+                terms=[self.task.plain],
                 measure=True,
             )
             return (run_way("graph", work) * torch.from_numpy(work.steps)).to(self.device)
@@ -182,7 +276,7 @@ class Evaluation:
             trace = torch.zeros((), device=self.device)
             for x, y in self._batches(k, data, size):
                 with torch.enable_grad():
-                    loss = F.cross_entropy(self._logits(tensors, x), y)
+                    loss = self._mean_loss(self._logits(tensors, x), y)
                     grads = torch.autograd.grad(loss, leaves, materialize_grads=True)
                 trace += torch.stack([g.square().sum() for g in grads]).sum()
             return trace
@@ -198,7 +292,7 @@ class Evaluation:
             fixed = {n: t for n, t in tensors.items() if n not in names}
 
             def loss(moving: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-                return F.cross_entropy(self._logits({**fixed, **moving}, x.unsqueeze(0)), y.unsqueeze(0))
+                return self._mean_loss(self._logits({**fixed, **moving}, x.unsqueeze(0)), y.unsqueeze(0))
 
             gradient: Callable[..., dict[str, Tensor]] = torch.func.grad(loss)
             per_sample: Callable[..., dict[str, Tensor]] = torch.func.vmap(gradient, in_dims=(None, 0, 0))
@@ -213,8 +307,8 @@ class Evaluation:
 
     def loss(self, rows: Tensor, terms: Sequence[Term] | None = None, data: DataPart = "train") -> Tensor:
         """Mean loss of one model per client over its data, evaluation mode, [K]."""
-        wide, chosen = self._wide(rows), terms if terms is not None else [cross_entropy()]
-        if terms is None and self._together():
+        wide, chosen = self._wide(rows), terms if terms is not None else [self.task.plain]
+        if terms is None and isinstance(self.task, Classification) and self._together():
             return self._evaluate_together(wide, [self._own(k, data) for k in range(len(self))]).loss
 
         def one(k: int) -> Tensor:

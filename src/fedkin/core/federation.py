@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -153,18 +153,37 @@ Messages = Callable[[keys.I64], Mapping[str, object]]
 """What these clients receive when they want their models."""
 
 
-class Measured(NamedTuple):
-    """How clients' personal models did on their test samples, [K] each: right answers, samples, mean loss."""
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """How clients' personal models did on their test samples, [K] each: right answers (of other tasks than classes: the
+    main metric times the samples), the samples that it is of, mean loss; and the other metrics, [K, M]."""
 
     correct: np.ndarray[Any, Any]
     total: np.ndarray[Any, Any]
     loss: np.ndarray[Any, Any]
+    extra: np.ndarray[Any, Any]
 
-    @property
-    def accuracy(self) -> np.ndarray[Any, Any]:
-        """In percent; NaN for a client without test samples."""
+    def shown(self, scale: float = 100.0) -> np.ndarray[Any, Any]:
+        """The main metric of each client, by default in percent; NaN for a client that it is not known of."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(100.0 * self.correct / self.total)
+            return np.asarray(scale * self.correct / self.total)
+
+    def of(self, clients: np.ndarray[Any, Any]) -> Measured:
+        """The same of some of the clients, by their places."""
+        return Measured(self.correct[clients], self.total[clients], self.loss[clients], self.extra[clients])
+
+    def spread(self, places: np.ndarray[Any, Any], clients: int) -> Measured:
+        """The same among so many clients: nothing is known of those at other places."""
+        made = Measured(
+            np.zeros(clients),
+            np.zeros(clients),
+            np.full(clients, np.nan),
+            np.full((clients, self.extra.shape[1]), np.nan),
+        )
+        for mine, known in ((made.correct, self.correct), (made.total, self.total), (made.loss, self.loss)):
+            mine[places] = known
+        made.extra[places] = self.extra
+        return made
 
 
 class Engine(Protocol):

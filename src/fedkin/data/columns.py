@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedkin.data.dataset import Array, checked_labels
+from fedkin.data.targets import Targets, read_targets
 from fedkin.errors import DataError, UsageError
 
 
@@ -33,20 +34,36 @@ class Table:
             if name in self.header[: place - 1]:
                 raise DataError(f"{self.where}: two columns are called {name!r}; give each a name of its own")
 
-    def split(self, label: str, like: Table | None = None) -> tuple[tuple[str, ...], Array, Array]:
-        """The names of the features, the features [n, d] and the labels; features in the order of `like`."""
-        if label not in self.header:
-            found = ", ".join(self.header) or "nothing"
-            raise DataError(f"{self.where}: expected a column {label!r}, found {found}")
-        order = None if like is None else [name for name in like.header if name != label]
-        names, features = self.features(label, order, "" if like is None else like.where)
-        return names, features, self.labels(label)
+    def split(
+        self, label: str, like: Table | None = None, targets: Targets = "classes"
+    ) -> tuple[tuple[str, ...], Array, Array]:
+        """The names of the features, the features [n, d] and the targets; features in the order of `like`."""
+        aside = self.target_columns(label, targets)
+        order = None if like is None else [n for n in like.header if n not in like.target_columns(label, targets)]
+        names, features = self.features(aside, order, "" if like is None else like.where)
+        return names, features, self.labels(aside, targets)
 
-    def features(self, label: str, order: Sequence[str] | None = None, by: str = "") -> tuple[tuple[str, ...], Array]:
-        """All columns but the label's, as numbers; in `order` if there is one, which `by` asks for."""
-        own = [name for name in self.header if name != label]
+    def target_columns(self, label: str, targets: Targets = "classes") -> tuple[str, ...]:
+        """The columns that hold the targets: `label`, or of several those called `label_...`; time and event."""
+        wanted: tuple[str, ...] = ("time", "event") if targets == "survival" else (label,)
+        several = tuple(name for name in self.header if name.startswith(f"{label}_"))
+        if targets in ("numbers", "labels") and label not in self.header and several:
+            return several
+        for name in wanted:
+            if name not in self.header:
+                found = ", ".join(self.header) or "nothing"
+                raise DataError(f"{self.where}: expected a column {name!r}, found {found}")
+        if targets == "tokens":
+            raise DataError(f"{self.where}: a table has one target a row; give tokens as arrays (.npz)")
+        return wanted
+
+    def features(
+        self, aside: Sequence[str], order: Sequence[str] | None = None, by: str = ""
+    ) -> tuple[tuple[str, ...], Array]:
+        """All columns but those of the targets, as numbers; in `order` if there is one, which `by` asks for."""
+        own = [name for name in self.header if name not in aside]
         if not own:
-            raise DataError(f"{self.where}: expected at least one column beside {label!r}")
+            raise DataError(f"{self.where}: expected at least one column beside {', '.join(map(repr, aside))}")
         names = own if order is None else list(order)
         for name in names:
             if name not in own:
@@ -56,8 +73,15 @@ class Table:
                 raise DataError(f"{self.where}: column {name!r} is not in {by}; all need the same columns")
         return tuple(names), np.stack([self._numbers(name) for name in names], axis=1)
 
-    def labels(self, label: str) -> Array:
-        return checked_labels(self._column(label), self.where, lambda i: f"row {self.rows[i]}")
+    def labels(self, aside: Sequence[str], targets: Targets = "classes") -> Array:
+        """The targets that stand in these columns."""
+
+        def place(i: int) -> str:
+            return f"row {self.rows[i]}"
+
+        if targets == "classes":
+            return checked_labels(self._column(aside[0]), self.where, place)
+        return read_targets(targets, np.stack([self._numbers(name) for name in aside], axis=1), self.where, place)
 
     def _column(self, name: str) -> Array:
         return self.columns[self.header.index(name)]

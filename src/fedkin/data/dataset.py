@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.errors import DataError
+from fedkin.data.targets import WORDS, Ints, Targets, check_targets, strata
+from fedkin.errors import DataError, UsageError
 from fedkin.parts import Part, pack
 
 Array = NDArray[Any]
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
@@ -27,8 +27,9 @@ class Dataset:
 
     name: str
     x: Array
-    y: Ints
+    y: Array
     classes: int
+    """How many classes there are; with other targets, how many numbers a network has to give."""
     class_names: tuple[str, ...] = ()
     user: Ints | None = None
     official_test: Bools | None = None
@@ -40,6 +41,8 @@ class Dataset:
     """What the features are called, where they came as a table."""
     parts: tuple[Part, ...] = ()
     """How a sample is taken apart, where a network has several inputs. Such an x may be given as a mapping."""
+    targets: Targets = "classes"
+    """What the samples are labelled with; y is stored as `read_targets` gives it."""
 
     def __post_init__(self) -> None:
         if isinstance(self.x, Mapping):
@@ -47,7 +50,9 @@ class Dataset:
             object.__setattr__(self, "x", x)
             object.__setattr__(self, "parts", parts)
         self._check_samples()
-        self._check_labels()
+        check_targets(self.targets, self.y, len(self.x), self.classes, self.name)
+        if self.class_names and len(self.class_names) != self.classes:
+            raise DataError(f"{self.name}: {self.classes} classes, but {len(self.class_names)} class names")
         for column, values in (("user", self.user), ("official_test", self.official_test)):
             if values is not None and values.shape != (len(self.x),):
                 raise DataError(f"{self.name}: {len(self.x)} samples, but column {column} has shape {values.shape}")
@@ -75,20 +80,26 @@ class Dataset:
         if not self.std > 0:
             raise DataError(f"{self.name}: std is {self.std}; it must be positive")
 
-    def _check_labels(self) -> None:
-        if self.y.dtype != np.int64 or self.y.shape != (len(self.x),):
-            raise DataError(
-                f"{self.name}: {len(self.x)} samples need as many int64 labels, "
-                f"found {self.y.dtype} of shape {self.y.shape}"
-            )
-        wrong = self.y[(self.y < 0) | (self.y >= self.classes)]
-        if len(wrong):
-            raise DataError(f"{self.name}: label {wrong[0]} is outside 0..{self.classes - 1}")
-        if self.class_names and len(self.class_names) != self.classes:
-            raise DataError(f"{self.name}: {self.classes} classes, but {len(self.class_names)} class names")
-
     def __len__(self) -> int:
         return len(self.x)
+
+    @property
+    def strata(self) -> Ints:
+        """What splits keep the mix of: the classes, or one stratum for all."""
+        return strata(self.targets, self.y)
+
+    @property
+    def groups(self) -> int:
+        """How many strata there are."""
+        return self.classes if self.targets == "classes" else 1
+
+    def need_classes(self, who: str) -> None:
+        """UsageError unless every sample has one class; `who` asks."""
+        if self.targets != "classes":
+            raise UsageError(
+                f"{who} goes by the class of each sample, and the targets of {self.name} are {self.targets} "
+                f"({WORDS[self.targets]}): take one that does not, such as iid or natural"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.data.dataset import Array, Ints
+from fedkin.data.dataset import Array
+from fedkin.data.targets import Ints
 from fedkin.errors import DataError
 
 IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}

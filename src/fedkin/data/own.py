@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from fedkin.data.columns import Table, from_frame, is_frame, read_table
-from fedkin.data.dataset import Array, Dataset, Ints, as_samples, checked_labels, encode_labels
+from fedkin.data.dataset import Array, Dataset, as_samples, checked_labels, encode_labels
 from fedkin.data.files import MissingFile, column, read_npz
 from fedkin.data.partition import Deal, Partition
 from fedkin.data.split import (
@@ -27,6 +27,7 @@ from fedkin.data.split import (
     skewed,
     split_deal,
 )
+from fedkin.data.targets import Ints, Targets, alike, outputs_of, read_targets
 from fedkin.errors import DataError, UsageError
 from fedkin.parts import Part, pack, words_of
 
@@ -57,6 +58,7 @@ class OwnClients:
     parts: tuple[OwnClient, ...]
     vocabulary: int = 0
     columns: tuple[str, ...] = ()
+    targets: Targets = "classes"
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -78,6 +80,7 @@ class OwnClients:
                 raise DataError(
                     f"client {first.name!r} and client {part.name!r} label with numbers and with words; use one kind"
                 )
+        alike(self.targets, [(part.name, part.y) for part in self.parts])
 
     def split(
         self,
@@ -92,24 +95,26 @@ class OwnClients:
         check_shares(test_share, validation_share)
         check_sizes(samples_per_client, quantity_skew)
         parts, sizes = self.parts, [len(part.x) for part in self.parts]
-        y, class_names = encode_labels(np.concatenate([part.y for part in parts]))
+        y, classes, class_names = _together(self.targets, [part.y for part in parts], self.vocabulary)
         dataset = Dataset(
             self.name,
             np.concatenate([part.x for part in parts]),
             y,
-            len(class_names),
+            classes,
             class_names,
             user=np.repeat(np.arange(len(parts)), sizes),
             vocabulary=self.vocabulary,
             columns=self.columns,
             parts=self.parts[0].parts,
+            targets=self.targets,
         )
+        labels = dataset.strata
         factors = skewed(len(parts), quantity_skew, np.random.Generator(np.random.PCG64([seed, len(parts), 1])))
         split = []
         for place, (part, end) in enumerate(zip(parts, np.cumsum(sizes), strict=True)):
             begin = end - len(part.x)
             own = split_client(
-                y[begin:end],
+                labels[begin:end],
                 part.tests,
                 place,
                 seed,
@@ -124,6 +129,15 @@ class OwnClients:
         if samples_per_client is None and all(part.tests is not None for part in parts):
             unused["test_share"] = "every client brings its own test samples"
         return dataset, Split(train, validation, test, tuple(part.name for part in parts), "natural", unused)
+
+
+def _together(targets: Targets, each: Sequence[Array], vocabulary: int = 0) -> tuple[Array, int, tuple[str, ...]]:
+    """All clients' targets, how many classes or outputs they ask for, and what the classes are called."""
+    y = np.concatenate(each)
+    if targets != "classes":
+        return y, outputs_of(targets, y, vocabulary), ()
+    codes, names = encode_labels(y)
+    return codes, len(names), names
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,19 +163,26 @@ def from_arrays(
     names: Sequence[str] | None = None,
     name: str = "own",
     vocabulary: int = 0,
+    targets: Targets = "classes",
     **shares: Unpack[Shares],
 ) -> tuple[Dataset, Split]:
     """One ``(x, y)`` or ``(x_train, y_train, x_test, y_test)`` per client, as a data set and its split.
 
     Labels may be any whole numbers or strings: they become 0..C-1, and ``class_names`` keeps what they were.
-    Integer samples are token ids where ``vocabulary`` (the number of ids) is given. ``shares``: seed, test_share and
+    Integer samples are token ids where ``vocabulary`` (the number of ids) is given. ``targets``: of which kind the y
+    are ("numbers", "labels", "tokens", "survival"), where they are no classes. ``shares``: seed, test_share and
     validation_share, as `make_split` takes them.
     """
-    return own_clients(clients, names=names, name=name, vocabulary=vocabulary).split(**shares)
+    return own_clients(clients, names=names, name=name, vocabulary=vocabulary, targets=targets).split(**shares)
 
 
 def own_clients(
-    clients: Any, *, names: Sequence[str] | None = None, name: str = "own", vocabulary: int = 0
+    clients: Any,
+    *,
+    names: Sequence[str] | None = None,
+    name: str = "own",
+    vocabulary: int = 0,
+    targets: Targets = "classes",
 ) -> OwnClients:
     """A list with the data of each client, or a mapping from their names to them.
 
@@ -180,11 +201,15 @@ def own_clients(
         from_frame(where, one) if is_frame(one) else _arrays(where, one)
         for where, one in zip(places, clients, strict=True)
     )
-    return _gathered(name, zip(called, places, data, strict=True), LABEL, vocabulary)
+    return _gathered(name, zip(called, places, data, strict=True), LABEL, vocabulary, targets)
 
 
 def _gathered(
-    name: str, brought: Iterable[tuple[str, str, Table | Sequence[Any]]], label: str, vocabulary: int
+    name: str,
+    brought: Iterable[tuple[str, str, Table | Sequence[Any]]],
+    label: str,
+    vocabulary: int,
+    targets: Targets = "classes",
 ) -> OwnClients:
     """The clients of which each came with its name, how errors speak of it, and its table or arrays."""
     first: Table | None = None
@@ -192,24 +217,32 @@ def _gathered(
     for client, where, data in brought:
         if isinstance(data, Table):
             first = first or data
-            data = data.split(label, first)[1:]
-        parts.append(_client(client, where, data, vocabulary))
-    columns = () if first is None else tuple(column for column in first.header if column != label)
-    return OwnClients(name, tuple(parts), vocabulary, columns)
+            data = data.split(label, first, targets)[1:]
+        parts.append(_client(client, where, data, vocabulary, targets))
+    aside = () if first is None else first.target_columns(label, targets)
+    columns = () if first is None else tuple(column for column in first.header if column not in aside)
+    return OwnClients(name, tuple(parts), vocabulary, columns, targets)
 
 
 def from_folder(
-    path: str | Path, *, label: str = LABEL, vocabulary: int = 0, **shares: Unpack[Shares]
+    path: str | Path,
+    *,
+    label: str = LABEL,
+    vocabulary: int = 0,
+    targets: Targets = "classes",
+    **shares: Unpack[Shares],
 ) -> tuple[Dataset, Split]:
     """One ``.npz``, ``.parquet`` or ``.csv`` file per client, named after it, in alphabetical order.
 
     An npz holds x and y, or x_train, y_train, x_test and y_test. A table has a column ``label``; the other columns are
     numbers, and go by name: their order is that of the first table.
     """
-    return own_folder(path, label=label, vocabulary=vocabulary).split(**shares)
+    return own_folder(path, label=label, vocabulary=vocabulary, targets=targets).split(**shares)
 
 
-def own_folder(path: str | Path, *, label: str = LABEL, vocabulary: int = 0) -> OwnClients:
+def own_folder(
+    path: str | Path, *, label: str = LABEL, vocabulary: int = 0, targets: Targets = "classes"
+) -> OwnClients:
     """The clients whose files lie in a folder."""
     path = Path(path).expanduser()
     if not path.is_dir():
@@ -226,7 +259,7 @@ def own_folder(path: str | Path, *, label: str = LABEL, vocabulary: int = 0) -> 
         raise DataError(f"{path}: client {twice[0]!r} has more than one file; keep one per client")
     check_names(stems)
     brought = ((file.stem, f"{file}: client {file.stem!r}", _read(file)) for file in files)
-    return _gathered(path.name, brought, label, vocabulary)
+    return _gathered(path.name, brought, label, vocabulary, targets)
 
 
 def _read(file: Path) -> Table | list[Array]:
@@ -247,6 +280,7 @@ def from_torch(
     names: Sequence[str] | None = None,
     name: str = "own",
     vocabulary: int = 0,
+    targets: Targets = "classes",
     **shares: Unpack[Shares],
 ) -> tuple[Dataset, Split]:
     """A list of map-style torch data sets, one per client, or a single one that ``partition`` deals to ``clients``.
@@ -255,12 +289,14 @@ def from_torch(
     among them.
     """
     if isinstance(data, list | tuple):
-        return from_arrays(data, names=names, name=name, vocabulary=vocabulary, **shares)
+        return from_arrays(data, names=names, name=name, vocabulary=vocabulary, targets=targets, **shares)
     if clients is None:
         raise UsageError("one torch data set is to be dealt to clients: say how many, from_torch(data, clients=10)")
     x, labels = _torch_arrays(repr(name), data)
-    y, class_names = encode_labels(labels)
-    dataset = Dataset(name, as_samples(x, vocabulary), y, len(class_names), class_names, vocabulary=vocabulary)
+    read = labels if targets == "classes" else read_targets(targets, labels, repr(name))
+    y, classes, class_names = _together(targets, [read], vocabulary)
+    samples = as_samples(x, vocabulary)
+    dataset = Dataset(name, samples, y, classes, class_names, vocabulary=vocabulary, targets=targets)
     return dataset, make_split(dataset, clients, partition, **shares)
 
 
@@ -289,7 +325,7 @@ def _arrays(where: str, data: Any) -> Sequence[Any]:
     return _torch_arrays(where, data)
 
 
-def _client(name: str, where: str, arrays: Sequence[Any], vocabulary: int) -> OwnClient:
+def _client(name: str, where: str, arrays: Sequence[Any], vocabulary: int, targets: Targets = "classes") -> OwnClient:
     """One client's arrays in one form, checked as far as one client can be."""
     if len(arrays) not in (2, 4):
         raise UsageError(f"{where} has {len(arrays)} arrays: give (x, y) or (x_train, y_train, x_test, y_test)")
@@ -300,10 +336,7 @@ def _client(name: str, where: str, arrays: Sequence[Any], vocabulary: int) -> Ow
             x, parts = pack(arrays[i], where, parts)
         else:
             x = _samples(where, arrays[i], vocabulary)
-        y = _array(where, arrays[i + 1])
-        if (y.ndim != 1 and y.shape[1:] != (1,)) or len(x) != len(y):
-            raise DataError(f"{where}: {len(x)} samples, but labels of shape {y.shape}")
-        pairs.append((x, checked_labels(y, where)))
+        pairs.append((x, _targets_of(where, arrays[i + 1], len(x), targets)))
     if not len(pairs[0][0]):
         raise DataError(f"{where} has no samples: leave it out or give it some")
     if len(pairs) == 2 and len(pairs[1][0]) and pairs[0][0].shape[1:] != pairs[1][0].shape[1:]:
@@ -316,6 +349,23 @@ def _client(name: str, where: str, arrays: Sequence[Any], vocabulary: int) -> Ow
     tests = len(pairs[1][0]) if len(pairs) == 2 else None
     x, y = (np.concatenate([pair[i] for pair in filled]) for i in (0, 1))
     return OwnClient(name, x, y, tests, parts=parts)
+
+
+def _targets_of(where: str, given: Any, samples: int, targets: Targets) -> Array:
+    """A client's targets, one for each of its samples."""
+    y = _array(where, given)
+    if y.ndim == 0 or len(y) != samples:
+        raise DataError(
+            f"{where}: {samples} samples, but {'labels' if targets == 'classes' else 'targets'} of shape {y.shape}"
+        )
+    if targets != "classes":
+        return read_targets(targets, y, where)
+    if y.ndim != 1 and y.shape[1:] != (1,):
+        raise DataError(
+            f"{where}: {samples} samples, but labels of shape {y.shape}; if they are no classes, say what they are "
+            "for, as in task='multi-label'"
+        )
+    return checked_labels(y, where)
 
 
 def _array(where: str, value: Any) -> Array:
@@ -376,15 +426,17 @@ def split_sizes(samples: int, tests: int | None, test_share: float, validation_s
     return rest - aside, aside, held
 
 
-def read_site(file: str | Path, name: str, label: str = LABEL, vocabulary: int = 0) -> OwnClient:
+def read_site(
+    file: str | Path, name: str, label: str = LABEL, vocabulary: int = 0, targets: Targets = "classes"
+) -> OwnClient:
     """One client's own file, checked as `from_folder` checks each of its files."""
     file = Path(file).expanduser()
     if file.suffix not in KINDS or not file.is_file():
         raise UsageError(f"{file}: give a file, .npz, .parquet or .csv, with this client's samples")
-    own = _gathered(name, [(name, f"{file}: client {name!r}", _read(file))], label, vocabulary)
+    own = _gathered(name, [(name, f"{file}: client {name!r}", _read(file))], label, vocabulary, targets)
     part = own.parts[0]
-    codes, classes = encode_labels(part.y)
-    Dataset(name, part.x, codes, len(classes), classes, vocabulary=vocabulary)
+    y, classes, names = _together(targets, [part.y], vocabulary)
+    Dataset(name, part.x, y, classes, names, vocabulary=vocabulary, targets=targets)
     whole = part.y.astype(np.int64) if part.y.dtype.kind in "biu" else part.y
     return OwnClient(name, part.x, whole, part.tests, own.columns)
 

@@ -14,7 +14,8 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from fedkin.data.dataset import Dataset, Ints
+from fedkin.data.dataset import Dataset
+from fedkin.data.targets import Ints
 from fedkin.errors import DataError, UsageError
 from fedkin.registry import Registry
 
@@ -37,6 +38,8 @@ class Partition(ABC):
 
     form: ClassVar[str]
     about: ClassVar[str]
+    by_class: ClassVar[bool] = False
+    """Whether it looks at the class of each sample."""
 
     def __str__(self) -> str:
         """As ``parse`` reads it: the name, then the fields that say something."""
@@ -129,6 +132,7 @@ class Pathological(Partition):
     balanced: bool = True
     shuffled: bool = False
     form: ClassVar[str] = "pathological:K[:unbalanced][:shuffled]"
+    by_class: ClassVar[bool] = True
     about: ClassVar[str] = "K classes per client, in blocks of clients with the same classes (PFLlib)"
 
     def __post_init__(self) -> None:
@@ -207,6 +211,7 @@ class Shards(Partition):
     train_bound: int | None = None
     test_bound: int | None = None
     form: ClassVar[str] = "shards:K[:TRAIN_BOUND[:TEST_BOUND]]"
+    by_class: ClassVar[bool] = True
     about: ClassVar[str] = "K random one-class shards per client, at most BOUND samples of each (LG-FedAvg, FedSelect)"
 
     def __post_init__(self) -> None:
@@ -263,6 +268,7 @@ class Dirichlet(Partition):
     alpha: float
     least: int | None = None
     form: ClassVar[str] = "dirichlet:ALPHA[:LEAST_SAMPLES]"
+    by_class: ClassVar[bool] = True
     about: ClassVar[str] = (
         "class proportions drawn from a Dirichlet distribution; a small ALPHA is very uneven (PFLlib)"
     )
@@ -324,6 +330,7 @@ class Groups(Partition):
 
     dominant: float = 0.8
     form: ClassVar[str] = "groups[:SHARE]"
+    by_class: ClassVar[bool] = True
     about: ClassVar[str] = "three groups (digits, lower case, upper case); SHARE of a client is from its group (FedCAP)"
 
     def __post_init__(self) -> None:

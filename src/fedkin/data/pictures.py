@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin.data.dataset import Array, Bools, Dataset, Ints
+from fedkin.data.dataset import Array, Bools, Dataset
 from fedkin.data.files import (
     column,
     existing,
@@ -20,6 +20,7 @@ from fedkin.data.files import (
     read_plain_pickle,
 )
 from fedkin.data.sources import both, named_arrays, published
+from fedkin.data.targets import Ints
 from fedkin.errors import DataError
 
 DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")

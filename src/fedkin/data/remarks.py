@@ -13,8 +13,9 @@ NOTABLE = 0.25
 
 def remarks_on(dataset: Dataset, split: Split) -> list[str]:
     train, test = split.class_table(dataset), split.class_table(dataset, "test")
+    by_class = dataset.targets == "classes"
     found = []
-    if (train.sum(0) > 0).sum() == 1 and test[:, train.sum(0) == 0].sum() == 0:
+    if by_class and (train.sum(0) > 0).sum() == 1 and test[:, train.sum(0) == 0].sum() == 0:
         found.append("all samples are of one class: an accuracy of 100 % says nothing")
     tested = test.sum(1)
     if (tested == 0).any():
@@ -23,12 +24,12 @@ def remarks_on(dataset: Dataset, split: Split) -> list[str]:
         )
     foreign = np.where(train == 0, test, 0).sum(1)
     blind = (tested > 0) & (foreign == tested)
-    if blind.any():
+    if by_class and blind.any():
         found.append(
             f"{_clients(split, blind)} tested only on classes without a training sample of their own: "
             "a personal model can hardly be right there"
         )
-    elif foreign.sum() > NOTABLE * tested.sum():
+    elif by_class and foreign.sum() > NOTABLE * tested.sum():
         found.append(
             f"{100 * foreign.sum() / tested.sum():.0f} % of the test samples are of classes that their client "
             "has no training sample of"

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.data.dataset import Array, Bools, Dataset, Ints, as_samples, encode_labels
+from fedkin.data.dataset import Array, Bools, Dataset, as_samples, encode_labels
 from fedkin.data.download import Progress, Remote, fetch
 from fedkin.data.files import MissingFile, column, read_npz
+from fedkin.data.targets import Ints, Targets, outputs_of, read_targets
 from fedkin.errors import DataError, UsageError
 from fedkin.registry import Registry
 
@@ -92,11 +93,16 @@ def data_home(data_dir: str | Path | None = None) -> Path:
 
 
 def load(
-    name: str, data_dir: str | Path | None = None, download: bool = True, progress: Progress | None = None
+    name: str,
+    data_dir: str | Path | None = None,
+    download: bool = True,
+    progress: Progress | None = None,
+    targets: Targets = "classes",
 ) -> Dataset:
-    """The data set of that name, or from the ``.npz`` file of that path, fetched first where need be."""
+    """The data set of that name, or from the ``.npz`` file of that path, fetched first where need be. `targets`: what
+    such a file's y are; a data set that has a name has its own."""
     if name.startswith("npz:") or name.endswith(".npz"):
-        return read_npz_file(Path(name.removeprefix("npz:")).expanduser())
+        return read_npz_file(Path(name.removeprefix("npz:")).expanduser(), targets)
     entry, root = SOURCES[name], data_home(data_dir)
     try:
         return entry.read(root)
@@ -128,10 +134,10 @@ def how_to_get(entry: Source, root: Path, reason: str) -> str:
     )
 
 
-def read_npz_file(path: Path) -> Dataset:
+def read_npz_file(path: Path, targets: Targets = "classes") -> Dataset:
     """Any ``.npz`` with x, y and optionally user (or writer), is_test, classes (names), vocabulary (for token ids)."""
     try:
-        return named_arrays(path.stem, path, read_npz(path))
+        return named_arrays(path.stem, path, read_npz(path), targets=targets)
     except MissingFile:
         raise UsageError(f"{path} does not exist: give the path of an .npz file with arrays x and y") from None
     except (DataError, TypeError, ValueError, OverflowError) as error:
@@ -139,12 +145,19 @@ def read_npz_file(path: Path) -> Dataset:
         raise DataError(f"{front}{error}") from error
 
 
-def named_arrays(name: str, path: Path, arrays: dict[str, Array], note: str = "") -> Dataset:
+def named_arrays(
+    name: str, path: Path, arrays: dict[str, Array], note: str = "", targets: Targets = "classes"
+) -> Dataset:
     """A data set from named arrays. Labels that fit the given class names keep their numbers, others are numbered."""
     vocabulary = int(arrays["vocabulary"]) if "vocabulary" in arrays else 0
     x = as_samples(column(arrays, "x", path), vocabulary)
     labels, named = column(arrays, "y", path), arrays.get("classes")
-    if named is not None and named.ndim == 1 and labels.dtype.kind in "iu":
+    classes: int | None = None
+    class_names: tuple[str, ...] = ()
+    if targets != "classes":
+        y = read_targets(targets, labels, str(path))
+        classes = outputs_of(targets, y, vocabulary)
+    elif named is not None and named.ndim == 1 and labels.dtype.kind in "iu":
         y, class_names = labels.astype(np.int64), tuple(str(n) for n in named.tolist())
     else:
         y, class_names = encode_labels(labels)
@@ -153,12 +166,13 @@ def named_arrays(name: str, path: Path, arrays: dict[str, Array], note: str = ""
         name,
         x,
         y,
-        len(class_names),
+        len(class_names) if classes is None else classes,
         class_names,
         user=None if user is None else encode_users(user, path),
         official_test=None if official is None else official.astype(np.bool_),
         vocabulary=vocabulary,
         note=note,
+        targets=targets,
     )
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.data.dataset import Dataset, Ints
+from fedkin.data.dataset import Dataset
 from fedkin.data.partition import Deal, Partition, parse_partition
+from fedkin.data.targets import Ints
 from fedkin.errors import DataError, UsageError
 
 Floats = NDArray[np.float64]
@@ -58,7 +59,8 @@ class Split:
         return digest.hexdigest()
 
     def class_table(self, dataset: Dataset, part: str = "train") -> Ints:
-        """Samples per client and class, of the training rows or of "all" (or "validation", "test")."""
+        """Samples per client and class, of the training rows or of "all" (or "validation", "test"); one column where
+        samples have no class."""
         parts = {
             "train": [self.train],
             "validation": [self.validation],
@@ -67,10 +69,11 @@ class Split:
         }
         if part not in parts:
             raise UsageError(f"part {part!r} of a split: give {', '.join(parts)}")
-        table = np.zeros((self.clients, dataset.classes), np.int64)
+        labels, groups = dataset.strata, dataset.groups
+        table = np.zeros((self.clients, groups), np.int64)
         for of_clients in parts[part]:
             for client, rows in enumerate(of_clients):
-                table[client] += np.bincount(dataset.y[rows], minlength=dataset.classes)
+                table[client] += np.bincount(labels[rows], minlength=groups)
         return table
 
 
@@ -94,6 +97,8 @@ def make_split(
     """
     partition = parse_partition(partition)
     _check(dataset, clients, samples_per_client, quantity_skew, test_share, validation_share)
+    if partition.by_class:
+        dataset.need_classes(f"partition {partition}")
     rng = np.random.Generator(np.random.PCG64(seed))
     deal = partition.deal(dataset, clients, rng)
     names = deal.names or tuple(f"client-{i}" for i in range(len(deal.rows)))
@@ -104,11 +109,11 @@ def make_split(
             f"(the first is {empty[0]}): take fewer clients"
         )
     factors = skewed(len(deal.rows), quantity_skew, rng)
-    deal = resized(deal, dataset.y, samples_per_client, factors, test_share, rng)
+    deal = resized(deal, dataset.strata, samples_per_client, factors, test_share, rng)
     unused = {}
     if deal.test is not None and samples_per_client is None:
         unused["test_share"] = f"{partition} deals the test samples itself"
-    split = split_deal(deal, dataset.y, names, test_share, validation_share, rng)
+    split = split_deal(deal, dataset.strata, names, test_share, validation_share, rng)
     return replace(split, partition=str(partition), unused=unused)
 
 

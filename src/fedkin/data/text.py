@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin.data.dataset import Dataset, Ints
+from fedkin.data.dataset import Dataset
 from fedkin.data.files import existing
 from fedkin.data.sources import both, published
+from fedkin.data.targets import Ints
 from fedkin.errors import DataError
 
 AG_CLASSES = ("World", "Sports", "Business", "Sci/Tech")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 TRAVELS = (
     "method",
     "options",
+    "task",
     "model",
     "head",
     "buffers",
@@ -63,10 +64,10 @@ class OwnCohort(Cohort):
     secret: int | None = None
     exact: bool = True
 
-    def evaluate(self, rows: Tensor, data: DataPart = "test") -> Scores:
+    def evaluate(self, rows: Tensor, data: DataPart = "test", extra: bool = False) -> Scores:
         if not self.exact:
             raise Declined("asked how well models do here, exactly: this site's policy (evaluation) forbids that")
-        return super().evaluate(rows, data)
+        return super().evaluate(rows, data, extra)
 
     @property
     def seed(self) -> int:

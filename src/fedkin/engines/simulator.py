@@ -65,7 +65,7 @@ class Simulator:
                         found[name] = value.new_empty(len(ids), *value.shape[1:])
                     found[name][begin : begin + len(some)] = value
         correct, count = (found[name].sum(1).cpu().numpy() for name in ("correct", "count"))
-        return Measured(correct, count, found["loss"].cpu().numpy()), {}
+        return Measured(correct, count, *(found[name].cpu().numpy() for name in ("loss", "extra"))), {}
 
     def rows(self, ids: keys.I64, report: str, evaluated: str, messages: Messages, round: int) -> Tensor:
         rows = torch.empty(len(ids), self.site.layout.width)

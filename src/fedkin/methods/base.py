@@ -27,6 +27,7 @@ from fedkin.core.store import Keep
 from fedkin.errors import unknown
 from fedkin.options import option, validated
 from fedkin.registry import Registry
+from fedkin.tasks import Task
 
 if TYPE_CHECKING:
     from fedkin.robust import Detector
@@ -68,9 +69,11 @@ class Method:
     `keeps` names what stays with each client between rounds (`fk.Keep`), `holdout` is the share of each client's
     training samples that the method sets aside, `eval_point` says when its clients' models are evaluated, and with
     `frozen_head` bodies learn under the common first head. Methods without `uses_head` share whole models, whichever
-    layer is their head. `trained_at_once` is how many models a client trains on the same mini-batches. `outputs` names
-    options that only choose on which of its models a client is evaluated; a method that has some keeps no memory that
-    `__init__` makes, since what is there from the start is taken to follow from the options."""
+    layer is their head. `needs_classes` says what a method does that takes one class for each sample ("makes a
+    prototype of each class"); empty: it does for any task. `trained_at_once` is how many models a client trains on the
+    same mini-batches. `outputs` names options that only choose on which of its models a client is evaluated; a method
+    that has some keeps no memory that `__init__` makes, since what is there from the start is taken to follow from the
+    options."""
 
     Options: ClassVar[type[Any]] = NoOptions
     about: ClassVar[str] = ""
@@ -86,6 +89,7 @@ class Method:
     outputs: ClassVar[tuple[str, ...]] = ()
     frozen_head: ClassVar[bool] = False
     uses_head: ClassVar[bool] = True
+    needs_classes: ClassVar[str] = ""
     trained_at_once: ClassVar[int] = 1
 
     model: Tensor
@@ -94,6 +98,13 @@ class Method:
 
     def __init__(self, options: Any = None) -> None:
         self.options = options if options is not None else self.Options()
+
+    @classmethod
+    def unfit(cls, options: Any, task: Task) -> str | None:
+        """Why the method cannot learn such a task under these options; None: it can."""
+        if cls.needs_classes and task.targets != "classes":
+            return f"it {cls.needs_classes}, which takes one class for each sample"
+        return None
 
     @classmethod
     def unused(cls, options: Any) -> Mapping[str, str]:
@@ -190,8 +201,9 @@ def options_of(method_class: type[Method], given: Mapping[str, Any], name: str) 
 
 
 def _scored(client: Cohort, rows: Tensor) -> Reply:
-    scores = client.evaluate(rows)
-    return {"correct": scores.correct, "count": scores.count, "loss": scores.loss, "rows": rows}
+    scores = client.evaluate(rows, extra=True)
+    told = {"correct": scores.correct, "count": scores.count, "loss": scores.loss, "extra": scores.extra}
+    return {**told, "rows": rows}
 
 
 __all__ = ["METHODS", "EvalPoint", "Keep", "Method", "Needs", "NoOptions", "option", "options_of"]

@@ -28,6 +28,7 @@ class Samples:
     std: float = 0.5
     vocabulary: int = 0
     parts: tuple[Part, ...] = ()
+    targets: str = "classes"  # the kind of what the outputs stand for
 
     def names(self) -> tuple[str, ...]:
         """What each output stands for."""

@@ -48,6 +48,8 @@ class ReplyAttack(Attack):
 
 
 class DataAttack(Attack):
+    needs_classes: ClassVar[bool] = True  # whether it looks at labels as classes
+
     def poison(self, x: Array, y: Array, classes: int, rank: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Changed copies of one malicious client's training samples; it is the `rank`-th malicious client."""
         raise NotImplementedError
@@ -342,6 +344,7 @@ class InputNoise(DataAttack):
     as well; they are then counted like everybody else, as what they lose is the question."""
 
     uses_knowledge = False
+    needs_classes = False
     about = "noise on the training inputs"
     paper = "C-PFL"
     sigma: float = option(0.1, "standard deviation of the noise; C-PFL uses 0.1, 0.2 and 0.3", above=0)

@@ -94,6 +94,8 @@ def root_set(site: Site, samples: int) -> keys.I64:
     """Samples of the server's own, as many of each class as there can be: from those that nobody has or, if they are
     too few, copies of clean training samples of the clients. Nothing that anybody is tested on."""
     labels = site.source.y[: site.source.count].cpu().numpy()
+    if site.task.targets != "classes":  # no mix to keep
+        labels = np.zeros(len(labels), np.int64)
     spare = np.setdiff1d(np.arange(len(labels)), np.concatenate([_all(part) for part in site.parts.values()]))
     pool = spare if len(spare) >= samples else np.unique(_all(site.parts["train"]))
     if samples > len(pool):

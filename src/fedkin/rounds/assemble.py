@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,22 +27,26 @@ from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import Given, Samples
 from fedkin.options import named_spec
-from fedkin.robust import Adversary, DataAttack, ServerSide, Watched, make_attack
+from fedkin.robust import Adversary, Attack, DataAttack, ServerSide, Watched, make_attack
 from fedkin.rounds import footprint
 from fedkin.rounds.choices import (
     average_of,
     example_of,
     load_data,
+    metrics_of,
     network_of,
     pick_device,
     pick_precision,
     point_of,
+    targets_of,
+    task_of,
     training_of,
 )
 from fedkin.rounds.clock import Clock
 from fedkin.rounds.job import Job
 from fedkin.rounds.records import Prepared
 from fedkin.rounds.settings import as_applied, idle, of_network, of_split, refuse
+from fedkin.tasks import Task
 
 Parts = Mapping[DataPart, Sequence[keys.I64]]
 
@@ -51,6 +56,7 @@ def prepare(
     *,
     method: type[Method] | None = None,
     model: Given | None = None,
+    task: Task | None = None,
     data: tuple[Dataset, Split] | Brought | None = None,
     tamper: Tamper | None = None,
     average: Average | None = None,
@@ -75,7 +81,10 @@ def prepare(
     training_of(config, precision)  # refused before the data are read
     if config.validation_share is None:
         config = replace(config, validation_share=method_class.holdout)
-    dataset, split = data if isinstance(data, tuple) else load_data(config, brought=data)
+    loaded = data if isinstance(data, tuple) else load_data(config, brought=data, targets=targets_of(config, task))
+    dataset, split = loaded
+    task = task_of(config, dataset, task)
+    check_task(config, task, method_class, options, attack)
     if config.augment and len(dataset.shape) != 3:
         raise UsageError(f"augment=true needs images; {dataset.name!r} has samples of shape {dataset.shape}")
     network, name, remarks = network_of(config, dataset, model)
@@ -89,7 +98,16 @@ def prepare(
         shared[id(dataset)] = dataset, Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
     parts: Parts = {"train": split.train, "validation": split.validation, "test": split.test}
     site = make_site(
-        config, method_class, network, dataset, shared[id(dataset)][1], parts, split.names, precision, chooser=chooser
+        config,
+        method_class,
+        network,
+        dataset,
+        shared[id(dataset)][1],
+        parts,
+        split.names,
+        precision,
+        task=task,
+        chooser=chooser,
     )
     if adversary is not None:
         adversary.poison_site(site, dataset.x, dataset.y)
@@ -119,6 +137,7 @@ def make_site(
     names: Sequence[str],
     precision: Precision,
     *,
+    task: Task | None = None,
     initial: Tensor | None = None,
     chooser: Chooser | None = None,
 ) -> Site:
@@ -135,8 +154,8 @@ def make_site(
     forward, first = trace(network, layout, example), first.to(source.device)
     with torch.no_grad():
         logits = forward(layout.tensors(first.cpu().unsqueeze(0)), example, 1, Context()).logits
-    if logits.shape[-1] < dataset.classes:
-        raise UsageError(f"the network gives {logits.shape[-1]} outputs, the data have {dataset.classes} classes")
+    task = task or task_of(config, dataset)
+    task.check_outputs(logits.shape[1:], dataset.classes, type(network).__name__)
     return Site(
         forward,
         layout,
@@ -144,13 +163,29 @@ def make_site(
         source,
         parts,
         names,
-        dataset.classes,
+        dataset.groups,
         training_of(config, precision, names),
         config.seed,
         Store(len(names), method_class.keeps, layout, first),
         chooser or Chooser(config.way),
+        task=task,
+        extra=metrics_of(config, task),
         hold=point_of(config, method_class) != "received",
     )
+
+
+def check_task(
+    config: Config, task: Task, method_class: type[Method], options: Any, attack: Attack | None = None
+) -> None:
+    """UsageError if the method or the attack cannot do with such a task."""
+    why = method_class.unfit(options, task)
+    if why is not None:
+        raise UsageError(
+            f"method {config.method!r} cannot learn the task {task.name}: {why}; take another method, for example "
+            "fedavg, fedper, ditto or fedcap"
+        )
+    if isinstance(attack, DataAttack) and attack.needs_classes and task.targets != "classes":
+        raise UsageError(f"attack {config.attack!r} changes class labels, and the task {task.name} has none")
 
 
 def make_job(
@@ -181,15 +216,18 @@ def make_job(
     prepared = Prepared(
         config,
         len(sizes),
-        dataset.classes,
+        dataset.classes if dataset.targets == "classes" else 0,
         split_hash,
         site.layout.parameters,
         str(site.source.device),
         site.training.precision,
         point_of(config, type(server)),
+        task=site.task.name,
+        metric=site.task.metric,
+        extra=site.extra,
     )
     x, names = dataset.x.dtype.name, tuple(dataset.class_names)
-    normal = (dataset.mean, dataset.std, dataset.vocabulary, dataset.parts)
+    normal = (dataset.mean, dataset.std, dataset.vocabulary, dataset.parts, dataset.targets)
     taken = Samples(dataset.shape, x, dataset.classes, names, *normal)  # type: ignore[arg-type]
     benign = adversary is not None and not adversary.counted
     counted = Clients(np.flatnonzero(~adversary.malicious()), samples) if adversary is not None and benign else fed.all

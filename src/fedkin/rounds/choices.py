@@ -28,6 +28,7 @@ from fedkin.data import (
     make_split,
     own_folder,
 )
+from fedkin.data.targets import WORDS, Targets
 from fedkin.errors import UsageError, unknown
 from fedkin.methods import Method
 from fedkin.models import Given, build, default_model, first_network
@@ -35,6 +36,7 @@ from fedkin.options import named_spec
 from fedkin.parts import words_of
 from fedkin.robust import Watched, make_rule
 from fedkin.rounds.settings import of_split, refuse
+from fedkin.tasks import Metric, Task, make_task
 
 
 def pick_device(name: str) -> torch.device:
@@ -94,16 +96,57 @@ def average_of(config: Config) -> Average:
     return weighted_mean if name == "mean" and not options else Watched(make_rule(name, options))
 
 
+USUAL_TASKS: dict[str, str] = {
+    "classes": "classification",
+    "labels": "multi-label",
+    "numbers": "regression",
+    "tokens": "next-token",
+    "survival": "survival",
+}
+"""What data of each kind of targets are for, unless somebody says otherwise."""
+
+
+def targets_of(config: Config, task: Task | None = None) -> Targets:
+    """Of which kind the targets in files are that do not say so themselves."""
+    if task is None:
+        task = None if config.task is None else make_task(config.task)
+    return "classes" if task is None else task.targets  # type: ignore[return-value]
+
+
+def task_of(config: Config, dataset: Dataset, given: Task | None = None) -> Task:
+    """What is learnt of these data."""
+    task = given or make_task(config.task or USUAL_TASKS[dataset.targets])
+    if task.targets != dataset.targets:
+        raise UsageError(
+            f"the task {task.name} needs targets that are {WORDS[task.targets]}; those of "  # type: ignore[index]
+            f"{dataset.name} are {WORDS[dataset.targets]}: take the task {USUAL_TASKS[dataset.targets]}, or other data"
+        )
+    return task
+
+
+def metrics_of(config: Config, task: Task) -> tuple[Metric, ...]:
+    """The metrics beside the task's main one."""
+    if config.metrics == "all":
+        return task.chosen(list(task.metrics))
+    return task.chosen(None if config.metrics is None else config.metrics.split("+"))
+
+
 def load_data(
-    config: Config, known: dict[str, Dataset] | None = None, brought: Brought | None = None
+    config: Config,
+    known: dict[str, Dataset] | None = None,
+    brought: Brought | None = None,
+    targets: Targets | None = None,
 ) -> tuple[Dataset, Split]:
     """The data set and who has which part of it. `known`: data sets read before, filled here. `brought`: data that
-    come as Python objects, in place of those that the configuration names."""
+    come as Python objects, in place of those that the configuration names. `targets`: what files hold that do not say
+    so themselves (default: by the configuration's task)."""
+    targets = targets or targets_of(config)
     corruptions = config.shift.split(",") if config.shift and config.shift != "all" else config.shift
     for name in corruptions if isinstance(corruptions, list) else []:
         if name not in CORRUPTIONS:
             raise unknown("corruption", name, [*CORRUPTIONS, "all"])
-    what = brought.what if brought is not None else own_folder(config.data) if is_folder(config.data) else None
+    folder = is_folder(config.data) and brought is None
+    what = brought.what if brought is not None else own_folder(config.data, targets=targets) if folder else None
     if isinstance(what, OwnClients):
         dataset, split = what.split(
             seed=config.seed,
@@ -115,9 +158,11 @@ def load_data(
     elif isinstance(what, tuple):
         dataset, split = what[0], replace(what[1], partition="")
     else:
-        known, key = {} if known is None else known, f"{config.data}\n{config.data_dir}"
+        known, key = {} if known is None else known, f"{config.data}\n{config.data_dir}\n{targets}"
         if what is None:
-            what = known[key] if key in known else known.setdefault(key, load(config.data, config.data_dir))
+            if key not in known:
+                known[key] = load(config.data, config.data_dir, targets=targets)
+            what = known[key]
         dataset, split = what, split_of(config, what, brought.partition if brought is not None else None)
     refuse(config, of_split(config, split))
     if corruptions:

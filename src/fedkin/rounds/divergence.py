@@ -69,7 +69,7 @@ def divergence(
         for name, loss in _losses(record):
             if math.isinf(loss):
                 return _not_finite(name, record.round, whose.get((record.round, name)))
-    if attacked or not history or not at_chance(history[-1], classes, chance):
+    if attacked or not history or not classes or not at_chance(history[-1], classes, chance):
         return None
     nothing = math.log(classes)
     found = [(loss, name, r.round) for r in history for name, loss in _losses(r) if loss > WORSE_THAN_NOTHING * nothing]
@@ -92,8 +92,15 @@ def _not_finite(name: str, round: int, whose: BrokenLosses | None) -> str:
 
 
 def loss_out_of_hand(last: RoundRecord, classes: int, first_loss: Callable[[], float]) -> str | None:
-    """A remark on a run whose loss is absurd although it is finite and some answers are right."""
-    nothing, loss = math.log(classes), last.test_loss
+    """A remark on a run whose loss is absurd although it is finite and some answers are right. Without classes nobody
+    knows what a model has that knows nothing: the loss is held against that of the model the run began with."""
+    loss = last.test_loss
+    if not classes:
+        first = first_loss()
+        if not 0 < OUT_OF_HAND * first < loss:
+            return None
+        return f"the test loss at the end is {loss:.3g}, and was {first:.3g} before training: it is out of hand; {ADVICE}"
+    nothing = math.log(classes)
     if classes < 2 or not loss > OUT_OF_HAND * nothing or not loss > OUT_OF_HAND * first_loss():
         return None
     return (

@@ -124,7 +124,7 @@ class Job:
                 self.broken.append(BrokenLosses(self.fed.round, name, len(who), of, self.site.names[int(who[0])]))
 
     def _record(self, participants: int, failed: int, final: bool = False) -> RoundRecord:
-        accuracy, test_loss = self._measure()
+        accuracy, test_loss, metrics = self._measure()
         ids, exchanges = self.counted.ids, self.fed.exchanges
         losses = self.engine.losses.numpy()[ids]
         self._check_for_broken_losses(losses)
@@ -146,6 +146,7 @@ class Job:
             judged=0 if self.measured is None else int((self.measured.total[ids] > 0).sum()),
             judgeable=self._judgeable(),
             lr=self.site.training.rate(self.fed.round - 1),
+            metrics=metrics,
         )
         self.history.append(record)
         return record
@@ -166,11 +167,7 @@ class Job:
             fed.notes.append(Note(max(0, fed.round - 1), notes.UNJUDGED.name, note))
         if len(ids) == len(fed.all):
             return found
-        n = len(fed.all)
-        everybody = Measured(np.zeros(n), np.zeros(n), np.full(n, np.nan))
-        for values, known in zip(everybody, found, strict=True):
-            values[ids] = known
-        return everybody
+        return found.spread(ids, len(fed.all))
 
     def rows(self, clients: Sequence[int] | None = None) -> torch.Tensor:
         """The personal models of these clients (none given: of all), as they are evaluated now, [K, D] on the CPU."""
@@ -212,21 +209,23 @@ class Job:
                 if name not in vars(made):  # what a method has from the start follows from its options
                     setattr(made, name, value)
         self.method, self.finished = made, training.finished
-        accuracy, test_loss = self._measure()
-        self.history.append(replace(record, accuracy=accuracy, test_loss=test_loss))
+        accuracy, test_loss, metrics = self._measure()
+        self.history.append(replace(record, accuracy=accuracy, test_loss=test_loss, metrics=metrics))
         return self.history[-1]
 
-    def _measure(self) -> tuple[Accuracy, float]:
-        """The accuracy of those whose accuracy counts, and their mean loss: infinite if somebody's is not a number,
-        NaN where nobody has test samples."""
+    def _measure(self) -> tuple[Accuracy, float, dict[str, float]]:
+        """The accuracy of those whose accuracy counts, their mean loss (infinite if somebody's is not a number, NaN
+        where nobody has test samples), and the other metrics, each over the clients of which it can be computed."""
         with self.clock.counting("evaluating"):
             self.measured = self.evaluate()
-        correct, count, loss = self.measured
-        ids = self.counted.ids
+        correct, count, loss = self.measured.correct, self.measured.total, self.measured.loss
+        ids, extra = self.counted.ids, self.measured.extra
         with_test = ids[count[ids] > 0]
         each = np.where(np.isnan(loss[with_test]), np.inf, loss[with_test])
         mean = float(each.mean()) if len(with_test) else math.nan
-        return Accuracy.of(correct[ids], count[ids]), mean
+        known = {m.name: found[~np.isnan(found)] for m, found in zip(self.prepared.extra, extra[ids].T, strict=False)}
+        others = {name: float(found.mean()) if len(found) else math.nan for name, found in known.items()}
+        return Accuracy.of(correct[ids], count[ids], self.prepared.metric), mean, others
 
     # ------------------------------------------------------------ what comes of it
 

@@ -4,34 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fedkin.config import Config
+from fedkin.options import said
 from fedkin.rounds import footprint
+from fedkin.tasks import Classification, Metric
+
+ACCURACY = Classification.metrics["accuracy"]
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Percent over clients that have test samples. `worst_decile`: mean of the lowest tenth of clients."""
+    """The task's main metric over clients that have test samples: `macro` is their mean, `micro` that by samples,
+    `worst_decile` the mean of the worst tenth of clients. `metric` says what the numbers are: unless another is named,
+    accuracy in percent. Of others `unit` is empty, and `higher` says whether more is better."""
 
     micro: float
     macro: float
     worst_decile: float
     std: float
+    metric: str = "accuracy"
+    unit: str = "%"
+    higher: bool = True
 
     @classmethod
-    def of(cls, correct: np.ndarray[Any, Any], count: np.ndarray[Any, Any]) -> Accuracy:
-        has = count > 0
+    def of(cls, correct: np.ndarray[Any, Any], count: np.ndarray[Any, Any], metric: Metric = ACCURACY) -> Accuracy:
+        what, has = (metric.name, metric.unit, metric.higher), count > 0
         if not has.any():
             nan = float("nan")
-            return cls(nan, nan, nan, nan)
-        each = np.sort(100.0 * correct[has] / count[has])
-        tenth = each[: max(1, math.ceil(len(each) / 10))]
-        micro = 100.0 * correct[has].sum() / count[has].sum()
-        return cls(float(micro), float(each.mean()), float(tenth.mean()), float(each.std()))
+            return cls(nan, nan, nan, nan, *what)
+        each = np.sort(metric.scale * correct[has] / count[has])
+        worst = each if metric.higher else each[::-1]
+        tenth = worst[: max(1, math.ceil(len(each) / 10))]
+        micro = metric.scale * correct[has].sum() / count[has].sum()
+        return cls(float(micro), float(each.mean()), float(tenth.mean()), float(each.std()), *what)
+
+    def said(self, value: float) -> str:
+        """One of these numbers as people read it."""
+        return said(value, self.unit)
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,7 @@ class RoundRecord:
     judged: int = 0  # clients that the accuracy is of
     judgeable: int = 0  # and that it should be of: where clients are elsewhere, some may not have answered
     lr: float = math.nan  # the learning rate of this round, without clients' own factors; NaN: it was not written down
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the others, each the mean over clients that have it
 
     @property
     def covers_all(self) -> bool:
@@ -79,7 +94,8 @@ class ClientRecord:
     loss: float
     train_samples: int
     test_samples: int
-    correct: int
+    correct: int  # 0 where the metric is none that counts right answers
+    metrics: Mapping[str, float] = field(default_factory=dict)  # those beside the main one; NaN: cannot be computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +113,14 @@ class Prepared:
     done: int = 0  # rounds that were done before, by a run that is resumed
     remarks: tuple[str, ...] = ()  # sentences a user should read before believing the numbers
     needed: footprint.Footprint | None = None  # memory and disk, as reckoned
+    task: str = "classification"
+    metric: Metric = ACCURACY  # the task's main one
+    extra: tuple[Metric, ...] = ()  # those beside it
+
+    @property
+    def counts_right(self) -> bool:
+        """Whether the metric is the share of right answers, of which there is a number for each client."""
+        return self.metric == ACCURACY and self.classes > 0
 
 
 Event = Prepared | RoundRecord
@@ -110,3 +134,9 @@ def comparable(history: Sequence[RoundRecord]) -> list[RoundRecord]:
     weakest out would look best."""
     most = max(1.0 if r.covers_all else r.judged / r.judgeable for r in history)
     return [r for r in history if (1.0 if r.covers_all else r.judged / r.judgeable) >= most]
+
+
+def best_of(history: Sequence[RoundRecord]) -> RoundRecord:
+    """The record whose metric by samples is best; of equal ones the first."""
+    sign = 1 if history[-1].accuracy.higher else -1
+    return max(comparable(history), key=lambda r: (sign * r.accuracy.micro, -r.round))

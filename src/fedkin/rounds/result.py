@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedkin.compute.forward import Out
 from fedkin.compute.layout import Layout
 from fedkin.config import Config
-from fedkin.core.federation import Exchange, Failure, Note
+from fedkin.core.federation import Exchange, Failure, Measured, Note
 from fedkin.engines.simulator import Simulator
 from fedkin.errors import UsageError, unknown
 from fedkin.methods import Method
@@ -22,7 +23,7 @@ from fedkin.models import Ready, Samples
 from fedkin.robust import Adversary, Backdoor, Detection, detection, verdicts_of
 from fedkin.rounds import footprint, inference
 from fedkin.rounds.divergence import GUESSING, at_chance, divergence, loss_out_of_hand
-from fedkin.rounds.records import Accuracy, ClientRecord, Prepared, RoundRecord, comparable
+from fedkin.rounds.records import Accuracy, ClientRecord, Prepared, RoundRecord, best_of
 
 if TYPE_CHECKING:
     from fedkin.rounds.job import Job
@@ -93,6 +94,11 @@ class Result:
     _adversary: Adversary | None = field(default=None, repr=False)
 
     @property
+    def score(self) -> Accuracy:
+        """The task's main metric over clients: `accuracy`, by a name that fits any task."""
+        return self.accuracy
+
+    @property
     def bytes(self) -> dict[str, int]:
         """Bytes that all clients received (`down`) and sent (`up`) in the whole run."""
         return {"down": sum(e.bytes_down for e in self.exchanges), "up": sum(e.bytes_up for e in self.exchanges)}
@@ -159,7 +165,11 @@ def result_of(job: Job) -> Result:
     with job.clock.counting("evaluating"):
         measured = job.evaluate()
         rows, backdoor = _models(job), backdoor_success(job)
-    scores = zip(measured.accuracy.tolist(), *measured, strict=True)
+    metric, names = job.prepared.metric, [m.name for m in job.prepared.extra]
+    columns = (measured.shown(metric.scale), measured.correct, measured.total, measured.loss)
+    scores = zip(*(c.tolist() for c in columns), strict=True)
+    others = [dict(zip(names, row, strict=False)) for row in measured.extra.tolist()]
+    by_class = job.prepared.counts_right
     diverged, remarks = _remarks(job)
     return Result(
         method=job.config.method,
@@ -167,10 +177,19 @@ def result_of(job: Job) -> Result:
         seed=job.config.seed,
         config=job.config,
         accuracy=job.history[-1].accuracy,
-        best=max(comparable(job.history), key=lambda r: (r.accuracy.micro, -r.round)),
+        best=best_of(job.history),
         history=job.history,
         per_client=[
-            ClientRecord(c, name, accuracy, float(loss), size[0], int(of), int(right))
+            ClientRecord(
+                c,
+                name,
+                accuracy,
+                loss,
+                size[0],
+                int(of) if by_class else size[1],
+                int(right) if by_class else 0,
+                others[c],
+            )
             for c, (name, size, (accuracy, right, of, loss)) in enumerate(
                 zip(job.site.names, job.sizes, scores, strict=True)
             )
@@ -218,8 +237,9 @@ def _remarks(job: Job) -> tuple[str | None, list[str]]:
     """Why the numbers are not to be believed, if so; sentences to read before believing them."""
     tests = np.concatenate([np.zeros(0, np.int64), *(job.site.parts["test"][c] for c in job.counted)])
     tests %= max(job.site.source.count, 1)  # an attacker's version of a sample is that sample
-    labels, classes, attacked = job.site.source.y.cpu().numpy()[tests], job.prepared.classes, job.adversary is not None
-    chance = 100.0 * np.bincount(labels).max() / len(labels) if len(labels) else 100.0 / classes
+    classes, attacked = job.prepared.classes if job.prepared.counts_right else 0, job.adversary is not None
+    labels = job.site.source.y.cpu().numpy()[tests] if classes else np.zeros(0, np.int64)
+    chance = 100.0 * np.bincount(labels).max() / len(labels) if len(labels) else 100.0 / max(classes, 1)
 
     def first_loss(most: int = 2000) -> float:
         """Mean test loss of the network the run began with, over as many samples as tell it well enough."""
@@ -228,8 +248,9 @@ def _remarks(job: Job) -> tuple[str | None, list[str]]:
         source, network = job.site.source, copy.deepcopy(job.model).eval()
         few = torch.from_numpy(tests[:: math.ceil(len(tests) / most)]).to(source.y.device)
         with torch.no_grad():
-            pieces = [network(source.batch(part).cpu().contiguous()) for part in torch.split(few, 100)]
-            return float(nn.functional.cross_entropy(torch.cat(pieces), source.y[few].cpu()))
+            outputs = torch.cat([network(source.batch(part).cpu().contiguous()) for part in torch.split(few, 100)])
+            whole, y = Out(outputs.unsqueeze(0), outputs.unsqueeze(0)), source.y[few].cpu().unsqueeze(0)
+            return float(job.site.task.plain.value(whole, y, {}).mean())
 
     last, remarks = job.history[-1], [*job.prepared.remarks, *job.remarks]
     diverged = divergence(job.history, job.refusals, classes, chance, attacked, job.broken, first_loss)
@@ -239,7 +260,24 @@ def _remarks(job: Job) -> tuple[str | None, list[str]]:
         remarks.append(f"accuracy is no more than {GUESSING} ({chance:.2f} %): no sign of learning yet")
     elif not attacked and (absurd := loss_out_of_hand(last, classes, first_loss)) is not None:
         remarks.append(absurd)
+    remarks += _not_computed(job)
     return diverged, remarks
+
+
+def _not_computed(job: Job) -> list[str]:
+    """Of which clients a metric cannot be computed, and why: they are left out of its mean."""
+    if job.measured is None:
+        return []
+    prepared, found = job.prepared, job.measured
+    tested = [c for c in job.counted if job.sizes[c][1] > 0 and c not in job.fed.why_removed]
+    missing = {prepared.metric: [c for c in tested if not found.total[c] > 0]}
+    missing |= {m: [c for c in tested if math.isnan(found.extra[c, i])] for i, m in enumerate(prepared.extra)}
+    return [
+        f"{m.name} cannot be computed for {len(clients)} of {len(tested)} clients ({job.site.names[clients[0]]}"
+        f"{', ...' if len(clients) > 1 else ''}), who are left out of it: it needs test {m.needs}"
+        for m, clients in missing.items()
+        if clients and not (m is prepared.metric and prepared.counts_right)
+    ]
 
 
 def backdoor_success(job: Job) -> dict[str, float | None] | None:
@@ -251,9 +289,9 @@ def backdoor_success(job: Job) -> dict[str, float | None] | None:
     personal = job.evaluate(Simulator(shown, type(job.method)(job.method.options), job.config.chunk))
     as_received = Simulator(shown, Method(), job.config.chunk)
 
-    def percent(correct: Any, count: Any) -> float:
-        right, of = correct[job.counted.ids].sum(), count[job.counted.ids].sum()
+    def percent(found: Measured) -> float:
+        right, of = found.correct[job.counted.ids].sum(), found.total[job.counted.ids].sum()
         return float(100 * right / of) if of else math.nan
 
     everybody = as_received.measured(job.fed.all.ids, "report", lambda ids: common, 0)[0] if common else None
-    return {"personal": percent(*personal[:2]), "global": percent(*everybody[:2]) if everybody is not None else None}
+    return {"personal": percent(personal), "global": percent(everybody) if everybody is not None else None}

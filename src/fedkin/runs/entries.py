@@ -24,16 +24,26 @@ def of_columns(table: str, values: Mapping[str, Any]) -> Row:
 
 
 def round_row(record: RoundRecord) -> Row:
-    return of_columns("rounds", {**vars(record), **asdict(record.accuracy), "final": int(record.final)})
+    plainly = {"final": int(record.final), "metrics": _metrics(record.metrics)}
+    return of_columns("rounds", {**vars(record), **asdict(record.accuracy), **plainly})
+
+
+def _metrics(values: Mapping[str, float]) -> str | None:
+    """Those beside the main one as JSON; None where there are none."""
+    return json.dumps(plain(values)) if values else None
 
 
 def client_rows(job: Job, record: RoundRecord) -> Iterator[Row]:
     """How each client's personal model did when it was evaluated for this record."""
     if job.measured is None:
         return
-    columns = zip(job.site.names, *(column.tolist() for column in (*job.measured, job.measured.accuracy)), strict=True)
-    for client, (name, right, of, loss, accuracy) in enumerate(columns):
-        yield record.round, int(record.final), client, name, int(right), int(of), accuracy, loss if of else math.nan
+    found, metric, names = job.measured, job.prepared.metric, [m.name for m in job.prepared.extra]
+    arrays = (found.correct, found.total, found.loss, found.shown(metric.scale), found.extra)
+    columns = zip(job.site.names, *(column.tolist() for column in arrays), strict=True)
+    for client, (name, right, of, loss, value, extra) in enumerate(columns):
+        hits = int(right) if job.prepared.counts_right else 0  # other metrics than accuracy count no right answers
+        others = _metrics(dict(zip(names, extra, strict=True)))
+        yield record.round, int(record.final), client, name, hits, int(of), value, loss if of else math.nan, others
 
 
 def exchange_row(number: int, exchange: Exchange, last: int) -> Row:

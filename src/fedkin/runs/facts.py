@@ -107,7 +107,7 @@ def split_bytes(job: Job) -> bytes:
         rows = [np.asarray(r, np.int64) % count for r in job.site.parts[part]]  # type: ignore[index]
         arrays[part] = np.concatenate(rows)
         arrays[f"{part}_ends"] = np.cumsum([len(r) for r in rows])
-        if part != "validation":
+        if part != "validation" and job.prepared.classes:
             held = [np.bincount(labels[r], minlength=job.prepared.classes) for r in rows]
             arrays["class_counts" if part == "train" else "class_counts_test"] = np.array(held, np.int64)
     file = io.BytesIO()
@@ -138,7 +138,16 @@ def prepared_facts(job: Job) -> dict[str, Any]:
     told = ("clients", "classes", "split_hash", "parameters", "eval_point", "device", "precision")
     own = {} if job.config.model in MODELS else {"model_hash": first_weights(job)}
     needed = job.prepared.needed.to_dict() if job.prepared.needed is not None else None
-    return {**{k: getattr(job.prepared, k) for k in told}, "data_hash": fingerprint(job), **own, "needed": needed}
+    metric = job.prepared.metric
+    what = {"name": metric.name, "unit": metric.unit, "higher": metric.higher}
+    return {
+        **{k: getattr(job.prepared, k) for k in told},
+        "task": job.prepared.task,
+        "metric": what,
+        "data_hash": fingerprint(job),
+        **own,
+        "needed": needed,
+    }
 
 
 def environment(job: Job) -> dict[str, Any]:

@@ -36,6 +36,17 @@ RUN, METRICS, SPLIT, LOG, CHECKPOINTS, REPORT, SITES = (
 )
 PARTS = ("train", "validation", "test")
 ACCURACIES = ("micro", "macro", "worst_decile", "std")
+
+
+@dataclass(frozen=True)
+class ShownMetric:
+    """What the numbers of a run are, as its folder says."""
+
+    name: str = "accuracy"
+    unit: str = "%"
+    higher: bool = True
+
+
 IN_LISTS: tuple[str, ...] = (
     "id",
     "identity",
@@ -195,6 +206,16 @@ class RunInfo:
         return {k: number(found.get(k)) for k in ACCURACIES} if isinstance(found, dict) else {}
 
     @property
+    def metric(self) -> ShownMetric:
+        """What `accuracy` is: of tasks other than classification, another metric."""
+        found = self.prepared.get("metric")
+        if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+            return ShownMetric()
+        return ShownMetric(
+            found["name"][:40], "%" if found.get("unit") == "%" else "", found.get("higher") is not False
+        )
+
+    @property
     def seconds(self) -> float:
         """Of the rounds: training and the server's work."""
         return number(self._newest.get("seconds"))
@@ -321,6 +342,7 @@ class RunFolder:
         return [
             {k: v for k, v in row.items() if k not in ACCURACIES}
             | {"accuracy": {k: row[k] for k in ACCURACIES}, "final": bool(row["final"])}
+            | {"metrics": _metrics(row["metrics"])}
             for row in rows
         ]
 
@@ -331,11 +353,11 @@ class RunFolder:
             return []
         last = {"round": marks["round"][-1], "final": marks["final"][-1]}
         found, train = self.table("clients", last), self.split()["train"]
-        names = ("client", "name", "accuracy", "loss", "test_samples", "correct")
+        names = ("client", "name", "accuracy", "loss", "test_samples", "correct", "metrics")
         columns = (found["count" if name == "test_samples" else name] for name in names)
         clients = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
         for told in clients:
-            c = told["client"]
+            c, told["metrics"] = told["client"], _metrics(told["metrics"])
             told["train_samples"] = len(train[c]) if isinstance(c, int) and 0 <= c < len(train) else 0
         return clients
 
@@ -391,6 +413,12 @@ def _parsed(text: Any) -> Any:
         return json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
         return None
+
+
+def _metrics(text: Any) -> dict[str, float]:
+    """Metrics as a table has them; NaN where one could not be computed."""
+    found = _parsed(text)
+    return {str(k): number(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
 def _write(path: Path, columns: Mapping[str, list[Any]], fmt: str) -> Path:

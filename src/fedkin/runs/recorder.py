@@ -155,7 +155,7 @@ class Recorder:
     def finished(self, result: Result) -> None:
         self._raw |= {"status": "finished", "progress": None, "error": None, "result": facts.of_a_result(result)}
         self._write()
-        self.log(f"finished, macro accuracy {result.accuracy.macro:.4f}")
+        self.log(f"finished, macro {result.accuracy.metric} {result.accuracy.macro:.4f}")
         if result.diverged is not None:
             self.log(f"diverged: {result.diverged}")
 
@@ -221,6 +221,7 @@ def line(record: RoundRecord, rounds: int) -> str:
     a = record.accuracy
     whose = "" if record.covers_all else f" ({record.judged} of {record.judgeable} clients)"
     return (
-        f"{name}: loss {record.train_loss:.4f}, accuracy {a.macro:.2f}{whose}, worst decile {a.worst_decile:.2f}, "
+        f"{name}: loss {record.train_loss:.4f}, {a.metric} {a.said(a.macro)}{whose}, "
+        f"worst decile {a.said(a.worst_decile)}, "
         f"failed {record.failed}, removed {record.removed}, {record.wall:.2f} s"
     )

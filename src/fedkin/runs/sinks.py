@@ -28,7 +28,7 @@ from fedkin.rounds import Job, Result, RoundRecord
 class ClientScore:
     client: int
     name: str
-    accuracy: float  # percent; NaN without test samples
+    accuracy: float  # percent (of other tasks: the main metric); NaN without test samples
     loss: float
 
 
@@ -48,10 +48,11 @@ def numbers(record: RoundRecord) -> dict[str, float]:
     """A round as flat numbers under the names that all sinks use; what is not finite is left out."""
     a = record.accuracy
     found = {
-        "accuracy/macro": a.macro,
-        "accuracy/micro": a.micro,
-        "accuracy/worst_decile": a.worst_decile,
-        "accuracy/std": a.std,
+        f"{a.metric}/macro": a.macro,
+        f"{a.metric}/micro": a.micro,
+        f"{a.metric}/worst_decile": a.worst_decile,
+        f"{a.metric}/std": a.std,
+        **{f"{name}/macro": value for name, value in record.metrics.items()},
         "loss/train": record.train_loss,
         "loss/test": record.test_loss,
         "lr": record.lr,
@@ -90,7 +91,7 @@ class TensorBoard(Sink):
             self._writer.add_scalar(name, value, step_of(record))
         known = np.array([c.accuracy for c in clients if np.isfinite(c.accuracy)])
         if len(known):
-            self._writer.add_histogram("clients/accuracy", known, step_of(record))
+            self._writer.add_histogram(f"clients/{record.accuracy.metric}", known, step_of(record))
         self._writer.flush()
 
     def close(self) -> None:
@@ -207,7 +208,12 @@ class Sinks:
     def round(self, job: Job, record: RoundRecord | None) -> None:
         if not self._sinks or record is None or job.measured is None:
             return
-        columns = zip(job.site.names, job.measured.accuracy.tolist(), job.measured.loss.tolist(), strict=True)
+        columns = zip(
+            job.site.names,
+            job.measured.shown(job.prepared.metric.scale).tolist(),
+            job.measured.loss.tolist(),
+            strict=True,
+        )
         clients = [ClientScore(c, name, accuracy, loss) for c, (name, accuracy, loss) in enumerate(columns)]
         self._each(lambda sink: sink.round(record, clients))
 

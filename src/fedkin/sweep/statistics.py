@@ -18,7 +18,7 @@ from fedkin.config import Config
 from fedkin.errors import DataError, unknown
 from fedkin.rounds import Accuracy, ClientRecord, Result
 from fedkin.rounds.clock import PARTS
-from fedkin.runs.folder import RunFolder, number
+from fedkin.runs.folder import ACCURACIES, RunFolder, number
 from fedkin.sweep import groups
 
 SEEDS_FOR_A_TEST = 6  # below, a signed-rank test over seeds cannot reach p < 0.05
@@ -128,7 +128,9 @@ class Outcome:
 
 
 def _accuracy(values: Mapping[str, Any]) -> Accuracy:
-    return Accuracy(**{f.name: number(values.get(f.name)) for f in fields(Accuracy)})
+    numbers: dict[str, Any] = {name: number(values.get(name)) for name in ACCURACIES}
+    what = {f.name: values[f.name] for f in fields(Accuracy) if f.name in values and f.name not in numbers}
+    return Accuracy(**{**numbers, **what})
 
 
 def _client(values: Mapping[str, Any]) -> ClientRecord:
@@ -140,6 +142,7 @@ def _client(values: Mapping[str, Any]) -> ClientRecord:
         int(values["train_samples"]),
         int(values["test_samples"]),
         int(values["correct"]),
+        values.get("metrics") or {},
     )
 
 

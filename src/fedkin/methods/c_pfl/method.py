@@ -36,6 +36,7 @@ from fedkin.methods.c_pfl.committee import (
 from fedkin.methods.c_pfl.options import CPFLOptions
 from fedkin.methods.finetune import TunedAtTheEnd
 from fedkin.robust import Detector
+from fedkin.tasks import Task
 
 
 @METHODS.register("c-pfl")
@@ -59,6 +60,14 @@ class CPFL(TunedAtTheEnd):
     profiles = {"paper": {}, "robust": {"score": "balanced", "vote": "median"}}
     holdout = 0.1
     tune_part: Learn = "head"
+
+    @classmethod
+    def unfit(cls, options: Any, task: Task) -> str | None:
+        if options.score == "balanced" and task.targets != "classes":
+            return "score=balanced takes right answers by class; leave it out"
+        if not task.metric.share:
+            return f"its committee scores models between 0 and 1, which {task.main} is not"
+        return super().unfit(options, task)
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)

@@ -28,6 +28,7 @@ from fedkin.core.store import Keep
 from fedkin.methods.base import Method
 from fedkin.methods.co_pfl.masks import cosine, grow, learnable, leave_one_out, normalised, shared_mean
 from fedkin.methods.co_pfl.options import COPFLOptions
+from fedkin.tasks import Task
 
 
 class PaperCOPFL(Method):
@@ -58,6 +59,12 @@ class PaperCOPFL(Method):
         "personal_steps": Keep((), "zeros"),
         "shared_steps": Keep((), "zeros"),
     }
+
+    @classmethod
+    def unfit(cls, options: Any, task: Task) -> str | None:
+        if options.pred_clip is not None and task.targets != "classes":
+            return "pred_clip is in units of ln(classes); leave it out (profile=robust sets it)"
+        return super().unfit(options, task)
 
     @classmethod
     def unused(cls, options: Any) -> dict[str, str]:

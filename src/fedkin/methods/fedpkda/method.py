@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedkin.compute.layout import Layout
-from fedkin.compute.losses import Term, align, cross_entropy
+from fedkin.compute.losses import Term, align
 from fedkin.core import notes
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Masked, Replies, Reply
@@ -51,6 +51,7 @@ class PaperFedPKDA(Method):
     )
     shares = "body, noised class prototypes"
     private = "the head, exact prototypes"
+    needs_classes = "makes a prototype of each class"
     keeps = {"local": Keep("row")}  # the model after the last training
     profiles = {
         "paper": {},
@@ -129,7 +130,7 @@ class PaperFedPKDA(Method):
         return {"theta": rows[:, client.layout.columns(self.options.share)], **self.importance(client, rows)}
 
     def fitted(self, client: Cohort, rows: Tensor, terms: list[Term]) -> Tensor:
-        return client.fit(rows, loss=[cross_entropy(), *terms])  # eq. 13
+        return client.fit(rows, loss=[client.objective(), *terms])  # eq. 13
 
     def alignment(self, client: Cohort, goals: Tensor, known: Tensor, progress: float) -> list[Term]:
         """Eqs. 8, 9, 11. The client's own prototypes are exact and stay here."""

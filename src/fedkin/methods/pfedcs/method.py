@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedkin.compute.layout import Layout, inside
-from fedkin.compute.losses import Term, cross_entropy, guide
+from fedkin.compute.losses import Term, guide
 from fedkin.core import notes
 from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Replies, Reply, each
@@ -43,6 +43,7 @@ class PaperPFedCS(FedPer):
         "The paper does not print lam and beta; 0.5 and 100 are FedKin's choices.",
     )
     shares = "body, and the head before round beta"
+    needs_classes = "learns from the class scores of a teacher"
     private = "the head from round beta on"
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
@@ -91,7 +92,7 @@ class PaperPFedCS(FedPer):
 
     def learn(self, client: Cohort, body: Tensor, teacher: Tensor) -> Reply:
         start = client.rows(body=body, head=client["head"])
-        rows = client.fit(start, loss=[cross_entropy(), self.tuned(client, body, teacher)])  # eqs. 11-13
+        rows = client.fit(start, loss=[client.objective(), self.tuned(client, body, teacher)])  # eqs. 11-13
         client["head"] = client.head(rows)
         return {"body": client.body(rows), "head": client.head(rows)}
 

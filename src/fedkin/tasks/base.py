@@ -1,0 +1,153 @@
+"""What a task is: a loss, metrics of which one is the main one, and what the network's outputs mean.
+
+    @TASKS.register("counts")
+    @dataclass(frozen=True)
+    class Counts(Task):
+        about = "whole numbers, by Poisson regression"
+        targets = "numbers"
+        main = "deviance"
+        metrics = {"deviance": Metric("deviance", "mean Poisson deviance", _deviance, higher=False)}
+
+        @property
+        def value(self): return _poisson            # (output, targets [R, B, d], given) to [R, B]
+
+Targets are stored as `fedkin.data` reads them: `targets` says of which kind they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from fedkin.compute.losses import Term, Value
+from fedkin.errors import UsageError, unknown
+from fedkin.options import named_spec, validated
+from fedkin.registry import Registry
+
+TASKS: Registry[type[Task]] = Registry("task")
+"""All tasks by name; `@fk.TASKS.register("name")` adds one."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that says how well a model does on one client's samples.
+
+    `value` takes what the task keeps of the outputs and the targets, and gives NaN where the metric cannot be computed;
+    `needs` says what is missing then. `unit` "%" marks a share that is shown in percent; of a `share`, 1 is the best.
+    `higher`: more is better."""
+
+    name: str
+    about: str
+    value: Callable[[Tensor, Tensor], float | Tensor]
+    unit: str = ""
+    higher: bool = True
+    share: bool = False
+    needs: str = "samples"
+
+    @property
+    def scale(self) -> float:
+        """From the value to the number that is shown."""
+        return 100.0 if self.unit == "%" else 1.0
+
+    def of(self, kept: Tensor, y: Tensor) -> float:
+        """The value as it is shown; NaN where it cannot be computed."""
+        return self.scale * float(self.value(kept, y)) if len(y) else math.nan
+
+
+class Labelled(Protocol):
+    """Clients as a loss may look at them: how many, and how many training samples of each class."""
+
+    def __len__(self) -> int: ...
+
+    def class_counts(self) -> Tensor: ...  # [K, C]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Base of all tasks. A subclass is a frozen dataclass of `fk.option` fields.
+
+    `targets` is the kind of targets, `main` the metric that a result is told by, and `extra` those that are computed
+    beside it unless somebody names others. `whole`: the loss is one of a batch and not of each sample."""
+
+    name: ClassVar[str] = ""  # as registered
+    about: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    targets: ClassVar[str] = "classes"
+    main: ClassVar[str] = ""
+    extra: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[Mapping[str, Metric]] = {}
+    whole: ClassVar[bool] = False
+
+    @property
+    def value(self) -> Value:
+        """The loss of every sample: (output, targets [R, B, ...], given) to [R, B]. A function of a module, so that
+        equal tasks have the same one."""
+        raise NotImplementedError
+
+    def term(self, clients: Labelled) -> Term:
+        """What these clients minimise."""
+        return Term(self.name, self.value)
+
+    @property
+    def plain(self) -> Term:
+        """What test losses are told by: the loss without weights that are a client's own."""
+        return Term(self.name, self.value)
+
+    @property
+    def metric(self) -> Metric:
+        """The main one."""
+        return self.metrics[self.main]
+
+    def chosen(self, names: Sequence[str] | None) -> tuple[Metric, ...]:
+        """The metrics beside the main one: those of these names, or the usual ones."""
+        if names is None:
+            return tuple(self.metrics[name] for name in self.extra)
+        for name in names:
+            if name not in self.metrics:
+                raise unknown(f"metric of the task {self.name}", name, self.metrics)
+        return tuple(self.metrics[name] for name in dict.fromkeys(names) if name != self.main)
+
+    def keep(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """What of a batch's outputs [n, ...] its metrics need, [n, ...]."""
+        return outputs
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """What outputs [n, ...] say, in the form of targets."""
+        return outputs
+
+    def check_outputs(self, shape: Sequence[int], wanted: int, network: str) -> None:
+        """UsageError unless a network's output of this shape (samples first) fits. `wanted`: numbers a sample."""
+        if len(shape) != 2:
+            raise UsageError(
+                f"{network} returns shape {tuple(shape)}: for {self.name} it must return {wanted} numbers a sample, "
+                f"[samples, {wanted}]"
+            )
+        if shape[-1] != wanted:
+            raise UsageError(f"{network} gives {shape[-1]} outputs, the task {self.name} needs {wanted}")
+
+
+def make_task(spec: str) -> Task:
+    """A task by name and options: "regression:loss=mae"."""
+    name, options = named_spec(spec)
+    return validated(TASKS[name], options, f"task {name!r}")
+
+
+def named(metrics: Sequence[Metric]) -> Mapping[str, Metric]:
+    """Metrics by their names."""
+    return {m.name: m for m in metrics}
+
+
+def spread_over(weights: Any, of: int, what: str) -> list[float]:
+    """Weights as people write them, 1+2.5+1, one for each of so many."""
+    words = str(weights).split("+")
+    try:
+        found = [float(w) for w in words]
+    except ValueError:
+        found = []
+    if len(found) != of or not all(math.isfinite(w) and w > 0 for w in found):
+        raise UsageError(f"weights={weights!r}: accepts none, balanced, or {of} positive numbers ({what}), as in 1+2.5")
+    return found
