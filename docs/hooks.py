@@ -28,7 +28,8 @@ CALLED = {**OUTSIDE, "examples": "examples.md"}
 REFERENCE = {
     "Runs": ("run", "resume", "compare", "Result", "Config"),
     "Methods": ("Method", "METHODS", "option", "Keep", "Federation", "Clients", "each", "weighted_mean", "Cohort"),
-    "Training": ("Model", "SGD", "Adam", "cross_entropy", "align", "guide"),
+    "Training": ("Model", "SGD", "Adam", "Term", "cross_entropy", "align", "guide"),
+    "Tasks": ("task", "Task", "TASKS", "Metric"),
     "Networks": ("MODELS", "check", "NetworkCheck", "lora", "adapters", "merged", "Layout"),
     "Partitions": ("iid", "pathological", "shards", "dirichlet", "groups", "natural"),
     "Errors": ("FedKinError", "UsageError", "DataError"),

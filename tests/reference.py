@@ -21,6 +21,7 @@ from fedkin.compute.optim import SGD, Adam, Optimiser
 from fedkin.compute.program import trace
 from fedkin.core.cohort import Cohort, Site, Training
 from fedkin.core.store import Keep, Store
+from fedkin.tasks import Classification, Task
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(features, logits, labels) of one batch to a number."""
@@ -114,6 +115,7 @@ class Bench:
         keeps: Mapping[str, Keep] | None = None,
         test: Sequence[Sequence[int]] | None = None,
         chooser: Chooser | None = None,
+        task: Task | None = None,
     ) -> None:
         self.model, self.opt, self.epochs, self.batch, self.seed = model, opt or SGD(0.05), epochs, batch, seed
         self.source = Source(x, y, torch.device("cpu"))
@@ -135,6 +137,7 @@ class Bench:
             seed=seed,
             store=Store(len(sizes), keeps or {}, self.layout, self.initial),
             chooser=chooser or Chooser(way),
+            task=task or Classification(),
         )
         if not tape:
             self.site.tape = None

@@ -94,7 +94,7 @@ def test_run_json_has_what_is_promised() -> None:
         "run",
     }
     assert promised <= set(got)
-    assert set(got["accuracy"]) == {"macro", "micro", "worst_decile", "std"}
+    assert set(got["accuracy"]) == {"macro", "micro", "worst_decile", "std", "metric", "unit", "higher"}
     assert (got["method"], got["seed"], got["options"]) == ("ditto", 3, {"lam": 0.25, "output": "personal"})
     assert got["config"]["options"] == {"lam": 0.25}
     assert len(got["history"]) == 2
@@ -293,9 +293,9 @@ def test_the_data_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
     real = choices.load
 
-    def counting(name: str, data_dir: str | None = None) -> Any:
+    def counting(name: str, data_dir: str | None = None, **how: Any) -> Any:
         reads.append(name)
-        return real(name, data_dir)
+        return real(name, data_dir, **how)
 
     monkeypatch.setattr(choices, "load", counting)
     answer("compare", "local", "fedavg", *TINY, "--seeds", "2")

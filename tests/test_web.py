@@ -106,8 +106,8 @@ def fill(base: Database, rounds: Any, clients: int) -> None:
             "bytes_down": 100 * r,
             "bytes_up": 50 * r,
         }
-        base.add("rounds", [[values.get(c, 1.0) for c in TABLES["rounds"]]])
-        base.add("clients", [(r, 0, c, f"client-{c}", 8, 10, 80.0, 0.5) for c in range(clients)])
+        base.add("rounds", [[values.get(c, None if c == "metrics" else 1.0) for c in TABLES["rounds"]]])
+        base.add("clients", [(r, 0, c, f"client-{c}", 8, 10, 80.0, 0.5, None) for c in range(clients)])
         base.add("exchanges", [(r, r, "train", clients, clients, 100, 50, 0.1)])
         base.add("traffic", [(r, "train", r, c, 10, 5, 0.01) for c in range(clients)])
         base.add(

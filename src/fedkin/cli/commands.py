@@ -223,6 +223,22 @@ def schedules(name: One = None, plugin: Plugins = None, json: Json = False) -> N
 
 
 @command(
+    "tasks",
+    """
+    fedkin tasks
+    fedkin tasks regression
+    """,
+    LOOK,
+)
+def tasks(name: One = None, plugin: Plugins = None, json: Json = False) -> None:
+    """List what can be learnt (one class of several, numbers, tokens, ...), or show one task with its metrics."""
+    use_plugins(plugin)
+    from fedkin.cli.task_listing import Tasks
+
+    Tasks().present(name, json)
+
+
+@command(
     "datasets",
     """
     fedkin datasets

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from fedkin.deploy.certificates import Certificate, KnownSite
+    from fedkin.use.model_file import Personal
 
 COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
 SHOWN = 10
@@ -324,12 +325,17 @@ def predict(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Classify new samples with a personal model. If the file holds labels, also say how often the model is right."""
+    """Classify new samples with a personal model. If the file holds labels, also say how often the model is right.
+
+    A model of another task (regression, survival, ...) says its numbers; if the file holds targets, also how good they
+    are."""
     from fedkin.use.model_file import load
     from fedkin.use.predict import predict as judge
     from fedkin.use.predict import read_samples
 
     personal = load(model)
+    if personal.card.targets != "classes":
+        return _answered(personal, model, data, out, json)
     found = judge(personal, *read_samples(data, columns=personal.card.columns))
     if out is not None:
         found.write_csv(out)
@@ -352,6 +358,35 @@ def predict(
         shown.print(f"{len(found.probabilities)} predictions in {escape(out)}", soft_wrap=True)
     if found.accuracy is not None:
         shown.print(f"accuracy {percent(found.accuracy)} % of {len(found.probabilities)} samples")
+
+
+def _answered(personal: Personal, model: str, data: str, out: str | None, as_json: bool) -> None:
+    """What a model of another task than classification says."""
+    from fedkin.options import said
+    from fedkin.tasks import task_for
+    from fedkin.use.answers import answer
+    from fedkin.use.predict import read_samples
+
+    card = personal.card
+    found = answer(personal, *read_samples(data, columns=card.columns, targets=card.targets))
+    if out is not None:
+        found.write_csv(out)
+    if as_json:
+        return print_json({"model": vars(card), "out": out, **found.to_dict()})
+    shown = screen()
+    if out is None:
+        made = table(None, "row", "prediction", right=["row"])
+        for row in found.to_dict()["predictions"][:SHOWN]:
+            made.add_row(str(row["row"]), escape(str(row["prediction"])[:100]))
+        shown.print(made)
+        if len(found.values) > SHOWN:
+            shown.print(f"... {len(found.values) - SHOWN} more; --out FILE.csv or --json gives all")
+    else:
+        shown.print(f"{len(found.values)} predictions in {escape(out)}", soft_wrap=True)
+    if found.metrics is not None:
+        units = {name: m.unit for name, m in task_for(card.targets).metrics.items()}
+        told = ", ".join(f"{name} {said(v, units[name])} {units[name]}".strip() for name, v in found.metrics.items())
+        shown.print(f"{told}  of {len(found.values)} samples", soft_wrap=True)
 
 
 @command(

@@ -23,6 +23,12 @@ Value = Callable[[Out, Tensor, Mapping[str, Tensor]], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Term:
+    """One term of a loss, for `client.fit(rows, loss=[...])`.
+
+    `name` tells it from others. `value` is a function of (output, targets [R, B, ...], given) that gives a number for
+    each sample, [R, B]; `given` has what it needs beside that, one entry for each row. `rows` gives the same term for
+    some of the rows, `repeated` for several models of each client."""
+
     name: str
     value: Value
     given: Mapping[str, Tensor] = field(default_factory=dict)  # each [R, ...]

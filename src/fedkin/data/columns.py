@@ -63,7 +63,9 @@ class Table:
         """All columns but those of the targets, as numbers; in `order` if there is one, which `by` asks for."""
         own = [name for name in self.header if name not in aside]
         if not own:
-            raise DataError(f"{self.where}: expected at least one column beside {', '.join(map(repr, aside))}")
+            raise DataError(
+                f"{self.where}: expected at least one column beside {', '.join(map(repr, aside)) or 'none'}"
+            )
         names = own if order is None else list(order)
         for name in names:
             if name not in own:

@@ -34,12 +34,12 @@ class Deal:
 
 
 class Partition(ABC):
-    """One way to deal rows to clients. ``form`` is how it is written, ``about`` one line for listings."""
+    """One way to deal rows to clients. ``form`` is how it is written, ``about`` one line for listings, and `by_class`
+    says whether it looks at the class of each sample."""
 
     form: ClassVar[str]
     about: ClassVar[str]
     by_class: ClassVar[bool] = False
-    """Whether it looks at the class of each sample."""
 
     def __str__(self) -> str:
         """As ``parse`` reads it: the name, then the fields that say something."""

@@ -27,7 +27,7 @@ from fedkin.engines.remote import Remote, Terms
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS, options_of
 from fedkin.rounds import Job, Listener, Result, average_of
-from fedkin.rounds.assemble import Parts, make_job, make_site
+from fedkin.rounds.assemble import Parts, check_task, make_job, make_site
 from fedkin.rounds.choices import network_of
 from fedkin.rounds.settings import idle, refuse
 from fedkin.runs import checkpoint
@@ -35,6 +35,7 @@ from fedkin.runs.folder import CHECKPOINTS, SITES, RunFolder
 from fedkin.runs.recorder import Recorder
 from fedkin.runs.restore import restore
 from fedkin.runs.start import begin, follow
+from fedkin.tasks import make_task
 
 OF_THE_SITES = ("data", "data_dir", "partition", "samples_per_client", "quantity_skew")
 ONLY_SIMULATED = {"attack": "none", "drop": 0.0, "straggle": 0.0, "shift": None, "init": "seed"}
@@ -180,10 +181,15 @@ def _check(config: Config) -> None:
     for name, usual in ONLY_SIMULATED.items():
         if getattr(config, name) != usual:
             raise UsageError(f"{name}={getattr(config, name)!r} is for simulations: real sites bring their own trouble")
+    task = make_task(config.task or "classification")
+    if task.targets != "classes":
+        raise UsageError(f"task={config.task!r}: real sites learn classes; other tasks are for simulations")
     method_class = METHODS[config.method]
+    check_task(config, task, method_class, options_of(method_class, config.options, config.method))
     refuse(
         config,
         {
+            "metrics": "sites tell how many test samples are right and their loss, and nothing else",
             **idle(config, method_class, options_of(method_class, config.options, config.method), None),
             **dict.fromkeys(OF_THE_SITES, "the sites bring their own data; leave it out"),
         },

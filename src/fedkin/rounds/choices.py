@@ -36,7 +36,7 @@ from fedkin.options import named_spec
 from fedkin.parts import words_of
 from fedkin.robust import Watched, make_rule
 from fedkin.rounds.settings import of_split, refuse
-from fedkin.tasks import Metric, Task, make_task
+from fedkin.tasks import USUAL, Metric, Task, make_task
 
 
 def pick_device(name: str) -> torch.device:
@@ -96,16 +96,6 @@ def average_of(config: Config) -> Average:
     return weighted_mean if name == "mean" and not options else Watched(make_rule(name, options))
 
 
-USUAL_TASKS: dict[str, str] = {
-    "classes": "classification",
-    "labels": "multi-label",
-    "numbers": "regression",
-    "tokens": "next-token",
-    "survival": "survival",
-}
-"""What data of each kind of targets are for, unless somebody says otherwise."""
-
-
 def targets_of(config: Config, task: Task | None = None) -> Targets:
     """Of which kind the targets in files are that do not say so themselves."""
     if task is None:
@@ -115,11 +105,11 @@ def targets_of(config: Config, task: Task | None = None) -> Targets:
 
 def task_of(config: Config, dataset: Dataset, given: Task | None = None) -> Task:
     """What is learnt of these data."""
-    task = given or make_task(config.task or USUAL_TASKS[dataset.targets])
+    task = given or make_task(config.task or USUAL[dataset.targets])
     if task.targets != dataset.targets:
         raise UsageError(
             f"the task {task.name} needs targets that are {WORDS[task.targets]}; those of "  # type: ignore[index]
-            f"{dataset.name} are {WORDS[dataset.targets]}: take the task {USUAL_TASKS[dataset.targets]}, or other data"
+            f"{dataset.name} are {WORDS[dataset.targets]}: take the task {USUAL[dataset.targets]}, or other data"
         )
     return task
 

@@ -99,7 +99,9 @@ def loss_out_of_hand(last: RoundRecord, classes: int, first_loss: Callable[[], f
         first = first_loss()
         if not 0 < OUT_OF_HAND * first < loss:
             return None
-        return f"the test loss at the end is {loss:.3g}, and was {first:.3g} before training: it is out of hand; {ADVICE}"
+        return (
+            f"the test loss at the end is {loss:.3g}, and was {first:.3g} before training: it is out of hand; {ADVICE}"
+        )
     nothing = math.log(classes)
     if classes < 2 or not loss > OUT_OF_HAND * nothing or not loss > OUT_OF_HAND * first_loss():
         return None

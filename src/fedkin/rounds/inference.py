@@ -7,20 +7,40 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkin.data.dataset import Array, Dataset, as_samples
-from fedkin.errors import DataError
+from fedkin.errors import DataError, UsageError
 from fedkin.models.ready import Ready, Samples
+from fedkin.tasks import Classification, Task, task_for
+
+
+def outputs(model: Ready, x: Any, batch: int = 256) -> Tensor:
+    """What a model gives for samples as they came, [n, ...]."""
+    given = torch.from_numpy(as_given(x, model.samples))
+    with torch.no_grad():
+        return torch.cat([model(part) for part in torch.split(given, batch)])
 
 
 def probabilities(model: Ready, x: Any, batch: int = 256) -> Array:
     """What a model gives each class for samples as they came, [n, classes]; rows sum to 1."""
-    given, found = as_given(x, model.samples), []
-    with torch.no_grad():
-        for begin in range(0, len(given), batch):
-            logits = model(torch.from_numpy(given[begin : begin + batch]))[:, : model.samples.classes]
-            found.append(torch.softmax(logits.double(), 1))
-    return torch.cat(found).numpy()
+    if model.samples.targets != "classes":
+        raise UsageError(f"the model's outputs are for targets that are {model.samples.targets}: no class has a share")
+    return torch.softmax(outputs(model, x, batch)[:, : model.samples.classes].double(), 1).numpy()
+
+
+def answers(model: Ready, x: Any, task: Task | None = None) -> Array:
+    """What a model says of each sample, in the form of the data's targets: classes by name, numbers, labels as 0 or 1,
+    tokens, or (survival) a risk. `task`: the one it learnt, where that is one of the user's own."""
+    if model.samples.targets == "classes" and (task is None or isinstance(task, Classification)):
+        return labels(model, x)
+    return plain((task or task_for(model.samples.targets)).predict(outputs(model, x)))
+
+
+def plain(predicted: Tensor) -> Array:
+    """Predictions as an array; a single number a sample without an axis of its own."""
+    found = predicted.numpy()
+    return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
 
 
 def labels(model: Ready, x: Any) -> Array:

@@ -24,6 +24,7 @@ from fedkin.robust import Adversary, Backdoor, Detection, detection, verdicts_of
 from fedkin.rounds import footprint, inference
 from fedkin.rounds.divergence import GUESSING, at_chance, divergence, loss_out_of_hand
 from fedkin.rounds.records import Accuracy, ClientRecord, Prepared, RoundRecord, best_of
+from fedkin.tasks import Task
 
 if TYPE_CHECKING:
     from fedkin.rounds.job import Job
@@ -92,6 +93,7 @@ class Result:
     diverged: str | None = None  # why the numbers are not to be believed
     memory: Mapping[str, int | None] = field(default_factory=dict)  # bytes: reckoned before, and at the most
     _adversary: Adversary | None = field(default=None, repr=False)
+    _task: Task | None = field(default=None, repr=False)
 
     @property
     def score(self) -> Accuracy:
@@ -112,9 +114,10 @@ class Result:
         return Ready(module, self._samples).eval()
 
     def predict(self, x: Any, client: int | str) -> np.ndarray[Any, Any]:
-        """What a client's model takes each of these samples for: labels as the data had them (whole numbers, or names).
-        Samples are an array, tensor or list, not normalised."""
-        return inference.labels(self.personal(client), x)
+        """What a client's model takes each of these samples for: labels as the data had them (whole numbers, or names);
+        for other tasks numbers, labels as 0 or 1, tokens, or a risk. Samples are an array, tensor or list, not
+        normalised."""
+        return inference.answers(self.personal(client), x, self._task)
 
     def _number(self, client: int | str) -> int:
         names = [c.name for c in self.per_client]
@@ -213,6 +216,7 @@ def result_of(job: Job) -> Result:
         _model=job.model,
         _samples=job.samples,
         _adversary=job.adversary,
+        _task=job.site.task,
     )
 
 

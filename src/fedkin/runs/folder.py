@@ -46,6 +46,10 @@ class ShownMetric:
     unit: str = "%"
     higher: bool = True
 
+    def facts(self) -> dict[str, Any]:
+        """As they stand beside the numbers in `run --json`."""
+        return {"metric": self.name, "unit": self.unit, "higher": self.higher}
+
 
 IN_LISTS: tuple[str, ...] = (
     "id",
@@ -201,7 +205,7 @@ class RunInfo:
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """Of the last evaluated round, finished or not; empty before the first."""
+        """Of the last evaluated round, finished or not; empty before the first. `metric` says what the numbers are."""
         found = self._newest.get("accuracy")
         return {k: number(found.get(k)) for k in ACCURACIES} if isinstance(found, dict) else {}
 
@@ -246,6 +250,7 @@ class RunInfo:
     def to_dict(self) -> dict[str, Any]:
         """As `fedkin runs --json` prints it."""
         own = {name: getattr(self, name) for name in IN_LISTS}
+        own["accuracy"] = self.accuracy | (self.metric.facts() if self.accuracy else {})
         shown = {"path": str(self.path), "rule": str(self.config.get("rule", "mean")), "rounds": self.rounds_total}
         return {**own, **shown, "split": self.prepared.get("split_hash")}
 
@@ -337,11 +342,11 @@ class RunFolder:
 
     def history(self) -> list[dict[str, Any]]:
         """One entry per evaluated round, in the shape of `run --json`."""
-        found = self.table("rounds")
+        found, what = self.table("rounds"), self.info.metric.facts()
         rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
         return [
             {k: v for k, v in row.items() if k not in ACCURACIES}
-            | {"accuracy": {k: row[k] for k in ACCURACIES}, "final": bool(row["final"])}
+            | {"accuracy": {k: row[k] for k in ACCURACIES} | what, "final": bool(row["final"])}
             | {"metrics": _metrics(row["metrics"])}
             for row in rows
         ]

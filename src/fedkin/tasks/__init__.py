@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from fedkin.tasks.base import TASKS, Metric, Task, make_task
 from fedkin.tasks.classification import Classification
 from fedkin.tasks.multilabel import MultiLabel
 from fedkin.tasks.own import OwnTask, task
 from fedkin.tasks.regression import Regression
 from fedkin.tasks.survival import Survival
+from fedkin.tasks.task import TASKS, USUAL, Metric, Task, make_task, task_for
 from fedkin.tasks.tokens import NextToken
 
 TASKS.sort()
 
 __all__ = [
     "TASKS",
+    "USUAL",
     "Classification",
     "Metric",
     "MultiLabel",
@@ -24,4 +25,5 @@ __all__ = [
     "Task",
     "make_task",
     "task",
+    "task_for",
 ]

@@ -14,8 +14,8 @@ from fedkin.compute.forward import Out
 from fedkin.compute.losses import Term, Value, cross_entropy
 from fedkin.errors import UsageError
 from fedkin.options import option
-from fedkin.tasks.base import TASKS, Labelled, Metric, Task, named, spread_over
 from fedkin.tasks.scores import auc, calibration_error, f1, mean_auc, mean_known
+from fedkin.tasks.task import TASKS, Labelled, Metric, Task, named, spread_over
 
 TWO = "samples of two classes"
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from fedkin.compute.forward import Out
 from fedkin.compute.losses import Term, Value
 from fedkin.options import option
-from fedkin.tasks.base import TASKS, Labelled, Metric, Task, named, spread_over
 from fedkin.tasks.scores import f1, mean_auc, mean_known
+from fedkin.tasks.task import TASKS, Labelled, Metric, Task, named, spread_over
 
 SOME = "a label that some samples have and some have not"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedkin.compute.forward import Out
 from fedkin.compute.losses import Value
 from fedkin.errors import UsageError
-from fedkin.tasks.base import Metric, Task
+from fedkin.tasks.task import Metric, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedkin.compute.forward import Out
 from fedkin.compute.losses import Value
 from fedkin.options import option
-from fedkin.tasks.base import TASKS, Metric, Task, named
 from fedkin.tasks.scores import r2
+from fedkin.tasks.task import TASKS, Metric, Task, named
 
 
 def _squared(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedkin.compute.forward import Out
 from fedkin.compute.losses import Value
-from fedkin.tasks.base import TASKS, Metric, Task, named
 from fedkin.tasks.scores import concordance
+from fedkin.tasks.task import TASKS, Metric, Task, named
 
 
 def _cox(out: Out, y: Tensor, given: Mapping[str, Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedkin.compute.forward import Out
 from fedkin.compute.losses import Value
 from fedkin.errors import UsageError
-from fedkin.tasks.base import TASKS, Metric, Task, named
+from fedkin.tasks.task import TASKS, Metric, Task, named
 
 IGNORED = -100  # the id of a position that does not count, as in PyTorch
 

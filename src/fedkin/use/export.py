@@ -150,14 +150,17 @@ def _file_name(name: str) -> str:
 
 
 class _Complete(nn.Module):
-    """From samples as they are to logits and probabilities."""
+    """From samples as they are to logits and probabilities; for other targets than classes to the outputs alone."""
 
     def __init__(self, model: Personal) -> None:
         super().__init__()
         self.model = Ready(model.module, model.card.samples)
 
-    def forward(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.model(samples)[:, : self.model.samples.classes]
+    def forward(self, samples: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        found: Tensor = self.model(samples)
+        if self.model.samples.targets != "classes":
+            return found
+        logits = found[:, : self.model.samples.classes]
         return logits, torch.softmax(logits, 1)
 
 
@@ -179,7 +182,7 @@ def to_onnx(model: Personal, path: str | Path) -> Path:
                 dynamo=True,
                 verbose=False,
                 input_names=["samples"],
-                output_names=["logits", "probabilities"],
+                output_names=["logits", "probabilities"] if model.card.targets == "classes" else ["outputs"],
                 dynamic_shapes={"samples": {0: torch.export.Dim("n")}},
             )
     except Exception as error:  # own networks can do what no exporter follows, and it fails in many ways

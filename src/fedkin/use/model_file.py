@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedkin.data.dataset import Array, Dataset
+from fedkin.data.targets import TARGETS
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.models import MODELS, Ready, Samples, build
 from fedkin.models.inputs import one_tensor
@@ -55,6 +56,7 @@ class Card:
     round: int = 0
     seed: int = 0
     parts: tuple[Part, ...] = ()  # of a sample, where the network has several inputs
+    targets: str = "classes"  # the kind of what its outputs stand for
 
     @classmethod
     def of(cls, dataset: Dataset, model: str | None, **facts: Any) -> Card:
@@ -70,13 +72,14 @@ class Card:
             class_names=tuple(dataset.class_names),
             columns=dataset.columns,
             parts=dataset.parts,
+            targets=dataset.targets,
             **facts,
         )
 
     @property
     def samples(self) -> Samples:
         """What goes in, and what comes out."""
-        normal = (self.mean, self.std, self.vocabulary, self.parts)
+        normal = (self.mean, self.std, self.vocabulary, self.parts, self.targets)
         return Samples(self.shape, self.kind, self.classes, self.class_names, *normal)
 
     def names(self) -> tuple[str, ...]:
@@ -90,6 +93,10 @@ class Personal:
 
     card: Card
     module: nn.Module
+
+    def outputs(self, x: Any) -> Tensor:
+        """What the model gives, [n, ...]. Samples as they came, not normalised."""
+        return inference.outputs(Ready(self.module, self.card.samples), x)
 
     def probabilities(self, x: Any, batch: int = 256) -> Array:
         """What the model gives each class, [n, classes]; rows sum to 1. Samples as they came, not normalised."""
@@ -208,6 +215,7 @@ def _card(path: Path, metadata: Mapping[str, str] | None) -> Card:
             raise DataError(f"{path}: format {version!r}, this FedKin reads {FORMAT}; use a matching version")
         values.setdefault("columns", [])  # files from before columns went by name
         values.setdefault("parts", [])  # and from before there were any
+        values.setdefault("targets", "classes")  # and other targets
         if set(values) != {f.name for f in fields(Card)}:
             raise ValueError(f"keys {', '.join(sorted(values))}")
         for key in ("shape", "class_names", "columns"):
@@ -236,6 +244,8 @@ def _check_card(card: Card) -> None:
             raise ValueError(f"part={part!r}")
     if card.parts and card.shape != (sum(part.width for part in card.parts),):
         raise ValueError(f"shape {card.shape}, but parts of {sum(part.width for part in card.parts)} numbers")
+    if card.targets not in TARGETS:
+        raise ValueError(f"targets={card.targets!r}")
     if card.kind not in WORDS or (card.kind == "int64" and not card.parts) != bool(card.vocabulary):
         raise ValueError(f"kind={card.kind!r} with vocabulary={card.vocabulary!r}")
     if any(not isinstance(text, str) or len(text) > 1000 for text in texts):

@@ -86,8 +86,11 @@ def predict(model: Personal, x: Any, labels: Any = None) -> Predictions:
     return Predictions(names, found, truth, tuple(word for word in words if word not in place))
 
 
-def read_samples(path: str | Path, label: str = "label", columns: Sequence[str] = ()) -> tuple[Array, Array | None]:
-    """Samples and, where the file has them, labels: .npz (x, y; or x_test, y_test), .csv or .parquet.
+def read_samples(
+    path: str | Path, label: str = "label", columns: Sequence[str] = (), targets: str = "classes"
+) -> tuple[Array, Array | None]:
+    """Samples and, where the file has them, labels (or `targets` of another kind): .npz (x, y; or x_test, y_test), .csv
+    or .parquet.
 
     `columns`: what the model's features are called (`Card.columns`). Those of a table go by name, whatever their order
     in the file; a model that was not trained on a table takes them as they come."""
@@ -111,5 +114,9 @@ def read_samples(path: str | Path, label: str = "label", columns: Sequence[str] 
     table = read_table(file)
     if not len(table.rows) or set(table.header) <= {label}:
         raise DataError(f"{file} holds no samples: expected a line of column names, then one line a sample")
-    _, features = table.features(label, columns or None, "the model")
-    return features, table.labels(label) if label in table.header else None
+    try:
+        aside = table.target_columns(label, targets)  # type: ignore[arg-type]
+    except DataError:  # nobody knows what is right
+        aside = ()
+    _, features = table.features(aside, columns or None, "the model")
+    return features, table.labels(aside, targets) if aside else None  # type: ignore[arg-type]

@@ -34,11 +34,12 @@ TASKS: Registry[type[Task]] = Registry("task")
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that says how well a model does on one client's samples.
+    """A number that says how well a model does on one client's samples; `about` says in words what it is.
 
     `value` takes what the task keeps of the outputs and the targets, and gives NaN where the metric cannot be computed;
-    `needs` says what is missing then. `unit` "%" marks a share that is shown in percent; of a `share`, 1 is the best.
-    `higher`: more is better."""
+    `needs` says what is missing then. `unit` "%" marks a share that is shown in percent, `scale` is what the value is
+    multiplied by for that, and `of` gives the number as it is shown; of a `share`, 1 is the best. `higher`: more is
+    better. `name` is what a run calls it."""
 
     name: str
     about: str
@@ -68,10 +69,16 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """Base of all tasks. A subclass is a frozen dataclass of `fk.option` fields.
+    """Base of all tasks. A subclass is a frozen dataclass of `fk.option` fields; `fk.task` makes one of two functions.
 
-    `targets` is the kind of targets, `main` the metric that a result is told by, and `extra` those that are computed
-    beside it unless somebody names others. `whole`: the loss is one of a batch and not of each sample."""
+    `name` is the one it is registered under, `about` and `paper` are shown to users. `targets` is the kind of targets,
+    `metrics` are all there are, by name, `main` is the one that a result is told by (`metric`), and `extra` those that
+    are computed beside it unless somebody names others (`chosen`). `whole`: the loss is one of a batch and not of each
+    sample.
+
+    A subclass has `value`, the loss; it may also say what clients minimise (`term`, where that differs from the `plain`
+    loss that is told of test samples), what of the outputs its metrics need (`keep`), what a prediction is (`predict`),
+    and which outputs it takes (`check_outputs`)."""
 
     name: ClassVar[str] = ""  # as registered
     about: ClassVar[str] = ""
@@ -99,7 +106,7 @@ class Task:
 
     @property
     def metric(self) -> Metric:
-        """The main one."""
+        """The main one: what `score` and `best` of a result are."""
         return self.metrics[self.main]
 
     def chosen(self, names: Sequence[str] | None) -> tuple[Metric, ...]:
@@ -134,6 +141,21 @@ def make_task(spec: str) -> Task:
     """A task by name and options: "regression:loss=mae"."""
     name, options = named_spec(spec)
     return validated(TASKS[name], options, f"task {name!r}")
+
+
+USUAL: Mapping[str, str] = {
+    "classes": "classification",
+    "labels": "multi-label",
+    "numbers": "regression",
+    "tokens": "next-token",
+    "survival": "survival",
+}
+"""What targets of each kind are for, unless somebody says otherwise."""
+
+
+def task_for(targets: str) -> Task:
+    """The usual task of targets of this kind."""
+    return make_task(USUAL[targets])
 
 
 def named(metrics: Sequence[Metric]) -> Mapping[str, Metric]:
