@@ -25,7 +25,6 @@ SHARED_NAMES = {
 """Names that more than one module or package has, and the meaning that these share."""
 LONGEST_MODULE = 450
 STILL_TOO_LONG = {
-    "compute/functions.py": 600,
     "data/own.py": 480,
 }
 """Modules that are yet to be divided, and how long they may be until then: none may be added."""

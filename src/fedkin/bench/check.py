@@ -17,9 +17,9 @@ from fedkin.bench.stopwatch import timed
 from fedkin.compute import graphs
 from fedkin.compute.backends import cores
 from fedkin.compute.batches import plan
-from fedkin.compute.functions import KINDS
 from fedkin.compute.layers import RULES
 from fedkin.compute.layout import inside
+from fedkin.compute.over_rows import KINDS
 from fedkin.compute.program import Program
 from fedkin.compute.vmapped import Vmapped
 from fedkin.core.cohort import Cohort

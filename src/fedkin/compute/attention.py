@@ -12,7 +12,7 @@ from torch import Tensor
 from fedkin.compute.forward import Unsupported
 
 if TYPE_CHECKING:
-    from fedkin.compute.functions import Calls
+    from fedkin.compute.calls import Calls
 
 
 def scaled_dot_product(

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedkin.compute import kernels
+from fedkin.compute.calls import users_line
 from fedkin.compute.forward import Context, Forward, Out, Unsupported
-from fedkin.compute.functions import NOISE, users_line
 from fedkin.compute.layers import RULES, LaterBias
 from fedkin.compute.layout import Layout, inside
+from fedkin.compute.noise import NOISE
 from fedkin.compute.vmapped import Vmapped, aliases
 from fedkin.errors import UsageError
 

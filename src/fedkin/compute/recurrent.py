@@ -14,7 +14,7 @@ from fedkin.compute.forward import Unsupported
 from fedkin.compute.rowmm import row_matmul
 
 if TYPE_CHECKING:
-    from fedkin.compute.functions import Calls
+    from fedkin.compute.calls import Calls
 
 
 def recurrent(c: Calls, kind: str, x: Any, *given: Any) -> Any:

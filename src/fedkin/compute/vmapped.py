@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fedkin.compute.calls import Calls, Drawn
 from fedkin.compute.forward import Context, Out
-from fedkin.compute.functions import Calls, Drawn
 from fedkin.compute.layout import Layout, check_output
 
 
