@@ -24,7 +24,7 @@ from fedkin.config import make_config
 from fedkin.core import notes
 from fedkin.core.federation import Answer, Each, Federation, Masked, Spec
 from fedkin.data import load
-from fedkin.data.own import split_client, split_sizes
+from fedkin.data.clients import split_client, split_sizes
 from fedkin.deploy.joining import TRAVELS
 from fedkin.deploy.link import Arrived
 from fedkin.deploy.server import prepare_deployed

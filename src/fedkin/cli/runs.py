@@ -306,7 +306,7 @@ def _each(folder: RunFolder) -> list[dict[str, Any]]:
 
 def _told(folder: RunFolder) -> dict[str, int]:
     """Training samples by site."""
-    from fedkin.data.own import split_sizes
+    from fedkin.data.clients import split_sizes
 
     config = folder.info.config
     try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fedkin.data import pictures, sensors, text  # noqa: F401 - they register their sources
+from fedkin.data.clients import Brought, OwnClients
 from fedkin.data.dataset import Dataset
 from fedkin.data.download import Progress
-from fedkin.data.own import Brought, OwnClients, from_arrays, from_folder, from_torch, own_clients, own_folder
+from fedkin.data.own import from_arrays, from_folder, from_torch, own_clients, own_folder
 from fedkin.data.partition import (
     PARTITIONS,
     Deal,

@@ -6,147 +6,23 @@ Each client's rows stay its own. A client that brings test rows keeps them; the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
+from fedkin.data.brought import FOUR, PAIR, arrays_of, one_client, torch_arrays
+from fedkin.data.clients import OwnClient, OwnClients, together
 from fedkin.data.columns import Table, from_frame, is_frame, read_table
-from fedkin.data.dataset import Array, Dataset, as_samples, checked_labels, encode_labels
+from fedkin.data.dataset import Array, Dataset, as_samples
 from fedkin.data.files import MissingFile, column, read_npz
-from fedkin.data.partition import Deal, Partition
-from fedkin.data.split import (
-    Split,
-    check_names,
-    check_shares,
-    check_sizes,
-    held_out,
-    make_split,
-    resized,
-    skewed,
-    split_deal,
-)
-from fedkin.data.targets import Ints, Targets, alike, outputs_of, read_targets
+from fedkin.data.partition import Partition
+from fedkin.data.split import Split, check_names, make_split
+from fedkin.data.targets import Targets, read_targets
 from fedkin.errors import DataError, UsageError
-from fedkin.parts import Part, pack, words_of
 
 KINDS = (".npz", ".parquet", ".csv")
-PAIR, FOUR = ("x", "y"), ("x_train", "y_train", "x_test", "y_test")
 LABEL = "label"
-
-
-@dataclass(frozen=True, eq=False)
-class OwnClient:
-    """One client's rows, checked as far as one client can be."""
-
-    name: str
-    x: Array
-    y: Array
-    tests: int | None
-    """How many of the last rows are for testing; None where nobody has said."""
-    columns: tuple[str, ...] = ()
-    """What the features are called, where they came as a table."""
-    parts: tuple[Part, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class OwnClients:
-    """Clients with rows of their own, before they are split into training, validation and test rows."""
-
-    name: str
-    parts: tuple[OwnClient, ...]
-    vocabulary: int = 0
-    columns: tuple[str, ...] = ()
-    targets: Targets = "classes"
-
-    def __post_init__(self) -> None:
-        if not self.parts:
-            raise UsageError("no clients: give at least one")
-        check_names([part.name for part in self.parts])
-        first = self.parts[0]
-        for part in self.parts[1:]:
-            if part.parts != first.parts:
-                raise DataError(
-                    f"client {first.name!r} has samples of {words_of(first.parts)}, client {part.name!r} of "
-                    f"{words_of(part.parts)}; they must be alike"
-                )
-            if (part.x.shape[1:], part.x.dtype) != (first.x.shape[1:], first.x.dtype):
-                raise DataError(
-                    f"client {first.name!r} has {first.x.dtype} samples of shape {first.x.shape[1:]}, "
-                    f"client {part.name!r} {part.x.dtype} of shape {part.x.shape[1:]}; they must be alike"
-                )
-            if (part.y.dtype.kind == "U") != (first.y.dtype.kind == "U"):
-                raise DataError(
-                    f"client {first.name!r} and client {part.name!r} label with numbers and with words; use one kind"
-                )
-        alike(self.targets, [(part.name, part.y) for part in self.parts])
-
-    def split(
-        self,
-        *,
-        seed: int = 0,
-        test_share: float = 0.25,
-        validation_share: float = 0.0,
-        samples_per_client: int | None = None,
-        quantity_skew: float | None = None,
-    ) -> tuple[Dataset, Split]:
-        """All rows as one data set, and who trains and tests on which."""
-        check_shares(test_share, validation_share)
-        check_sizes(samples_per_client, quantity_skew)
-        parts, sizes = self.parts, [len(part.x) for part in self.parts]
-        y, classes, class_names = _together(self.targets, [part.y for part in parts], self.vocabulary)
-        dataset = Dataset(
-            self.name,
-            np.concatenate([part.x for part in parts]),
-            y,
-            classes,
-            class_names,
-            user=np.repeat(np.arange(len(parts)), sizes),
-            vocabulary=self.vocabulary,
-            columns=self.columns,
-            parts=self.parts[0].parts,
-            targets=self.targets,
-        )
-        labels = dataset.strata
-        factors = skewed(len(parts), quantity_skew, np.random.Generator(np.random.PCG64([seed, len(parts), 1])))
-        split = []
-        for place, (part, end) in enumerate(zip(parts, np.cumsum(sizes), strict=True)):
-            begin = end - len(part.x)
-            own = split_client(
-                labels[begin:end],
-                part.tests,
-                place,
-                seed,
-                test_share,
-                validation_share,
-                samples_per_client,
-                float(factors[place]),
-            )
-            split.append([rows + begin for rows in own])
-        train, validation, test = zip(*split, strict=True)
-        unused = {}
-        if samples_per_client is None and all(part.tests is not None for part in parts):
-            unused["test_share"] = "every client brings its own test samples"
-        return dataset, Split(train, validation, test, tuple(part.name for part in parts), "natural", unused)
-
-
-def _together(targets: Targets, each: Sequence[Array], vocabulary: int = 0) -> tuple[Array, int, tuple[str, ...]]:
-    """All clients' targets, how many classes or outputs they ask for, and what the classes are called."""
-    y = np.concatenate(each)
-    if targets != "classes":
-        return y, outputs_of(targets, y, vocabulary), ()
-    codes, names = encode_labels(y)
-    return codes, len(names), names
-
-
-@dataclass(frozen=True, eq=False)
-class Brought:
-    """Data as Python objects: clients with rows of their own, a whole data set and how it is dealt, or a data set with
-    a split that was made before."""
-
-    what: OwnClients | Dataset | tuple[Dataset, Split]
-    partition: Partition | None = None
 
 
 class Shares(TypedDict, total=False):
@@ -198,7 +74,7 @@ def own_clients(
     called = _client_names(names, len(clients))
     places = [f"client {client!r}" for client in called]
     data = (
-        from_frame(where, one) if is_frame(one) else _arrays(where, one)
+        from_frame(where, one) if is_frame(one) else arrays_of(where, one)
         for where, one in zip(places, clients, strict=True)
     )
     return _gathered(name, zip(called, places, data, strict=True), LABEL, vocabulary, targets)
@@ -218,7 +94,7 @@ def _gathered(
         if isinstance(data, Table):
             first = first or data
             data = data.split(label, first, targets)[1:]
-        parts.append(_client(client, where, data, vocabulary, targets))
+        parts.append(one_client(client, where, data, vocabulary, targets))
     aside = () if first is None else first.target_columns(label, targets)
     columns = () if first is None else tuple(column for column in first.header if column not in aside)
     return OwnClients(name, tuple(parts), vocabulary, columns, targets)
@@ -292,9 +168,9 @@ def from_torch(
         return from_arrays(data, names=names, name=name, vocabulary=vocabulary, targets=targets, **shares)
     if clients is None:
         raise UsageError("one torch data set is to be dealt to clients: say how many, from_torch(data, clients=10)")
-    x, labels = _torch_arrays(repr(name), data)
+    x, labels = torch_arrays(repr(name), data)
     read = labels if targets == "classes" else read_targets(targets, labels, repr(name))
-    y, classes, class_names = _together(targets, [read], vocabulary)
+    y, classes, class_names = together(targets, [read], vocabulary)
     samples = as_samples(x, vocabulary)
     dataset = Dataset(name, samples, y, classes, class_names, vocabulary=vocabulary, targets=targets)
     return dataset, make_split(dataset, clients, partition, **shares)
@@ -308,124 +184,6 @@ def _client_names(names: Sequence[str] | None, clients: int) -> list[str]:
     return [str(name) for name in names]
 
 
-def _arrays(where: str, data: Any) -> Sequence[Any]:
-    """What a client's data hold, two or four arrays."""
-    if isinstance(data, Mapping):
-        keys = next((keys for keys in (PAIR, FOUR) if set(keys) == set(data)), None)
-        if keys is None:
-            raise UsageError(
-                f"{where} is a dictionary with {', '.join(map(repr, data)) or 'nothing'}: give (x, y), or "
-                "the keys 'x' and 'y', or 'x_train', 'y_train', 'x_test' and 'y_test'"
-            )
-        return [data[key] for key in keys]
-    if isinstance(data, list | tuple):
-        return data
-    if isinstance(data, np.ndarray | str | bytes | int | float) or data is None:
-        raise UsageError(f"{where} is a single {type(data).__name__}: give (x, y), its samples and their labels")
-    return _torch_arrays(where, data)
-
-
-def _client(name: str, where: str, arrays: Sequence[Any], vocabulary: int, targets: Targets = "classes") -> OwnClient:
-    """One client's arrays in one form, checked as far as one client can be."""
-    if len(arrays) not in (2, 4):
-        raise UsageError(f"{where} has {len(arrays)} arrays: give (x, y) or (x_train, y_train, x_test, y_test)")
-    pairs = []
-    parts: tuple[Part, ...] = ()
-    for i in range(0, len(arrays), 2):
-        if isinstance(arrays[i], Mapping):
-            x, parts = pack(arrays[i], where, parts)
-        else:
-            x = _samples(where, arrays[i], vocabulary)
-        pairs.append((x, _targets_of(where, arrays[i + 1], len(x), targets)))
-    if not len(pairs[0][0]):
-        raise DataError(f"{where} has no samples: leave it out or give it some")
-    if len(pairs) == 2 and len(pairs[1][0]) and pairs[0][0].shape[1:] != pairs[1][0].shape[1:]:
-        raise DataError(
-            f"{where}: training samples of shape {pairs[0][0].shape[1:]}, test samples of shape {pairs[1][0].shape[1:]}"
-        )
-    filled = [(x, y) for x, y in pairs if len(x)]
-    if len({y.dtype.kind == "U" for _, y in filled}) > 1:
-        raise DataError(f"{where} labels with numbers and with words; use one kind")
-    tests = len(pairs[1][0]) if len(pairs) == 2 else None
-    x, y = (np.concatenate([pair[i] for pair in filled]) for i in (0, 1))
-    return OwnClient(name, x, y, tests, parts=parts)
-
-
-def _targets_of(where: str, given: Any, samples: int, targets: Targets) -> Array:
-    """A client's targets, one for each of its samples."""
-    y = _array(where, given)
-    if y.ndim == 0 or len(y) != samples:
-        raise DataError(
-            f"{where}: {samples} samples, but {'labels' if targets == 'classes' else 'targets'} of shape {y.shape}"
-        )
-    if targets != "classes":
-        return read_targets(targets, y, where)
-    if y.ndim != 1 and y.shape[1:] != (1,):
-        raise DataError(
-            f"{where}: {samples} samples, but labels of shape {y.shape}; if they are no classes, say what they are "
-            "for, as in task='multi-label'"
-        )
-    return checked_labels(y, where)
-
-
-def _array(where: str, value: Any) -> Array:
-    try:
-        return np.asarray(value)
-    except Exception as error:  # somebody else's class can fail in any way
-        raise DataError(
-            f"{where}: a {type(value).__name__} that does not become an array ({error}); all samples need "
-            "one shape, and tensors must be on the CPU without gradients"
-        ) from error
-
-
-def _samples(where: str, x: Any, vocabulary: int) -> Array:
-    try:
-        samples = as_samples(_array(where, x), vocabulary)
-    except (DataError, ValueError, OverflowError) as error:
-        front = "" if str(error).startswith(where) else f"{where}: "
-        raise DataError(f"{front}{error}") from error
-    if samples.dtype == np.float32 and not np.isfinite(samples).all():
-        row = int(np.argwhere(~np.isfinite(samples))[0][0])
-        raise DataError(f"{where}: sample {row} holds a value that is not finite; impute or drop such samples")
-    return samples
-
-
-def split_client(
-    labels: Ints,
-    tests: int | None,
-    place: int,
-    seed: int,
-    test_share: float,
-    validation_share: float,
-    cap: int | None = None,
-    factor: float = 1.0,
-) -> tuple[Ints, Ints, Ints]:
-    """Training, validation and test rows of one client, numbered from 0: `place` is its number among all clients.
-
-    Nothing else enters, so a site that knows its place draws alone what a simulation of all of them draws for it.
-    `cap` and `factor`: at most so many samples, and this part of them."""
-    rng = np.random.Generator(np.random.PCG64([seed, place]))
-    own, factors = np.arange(len(labels)), np.array([factor])
-    if tests is None:
-        own = resized(Deal([own]), labels, cap, factors, test_share, rng).rows[0]
-        own = rng.permutation(own)
-        held = held_out(len(own), test_share)
-        deal = Deal([own[: len(own) - held]], [own[len(own) - held :]])
-    else:
-        whole = Deal([own[: len(own) - tests]], [own[len(own) - tests :]])
-        deal = resized(whole, labels, cap, factors, test_share, rng)
-    split = split_deal(deal, labels, [""], test_share, validation_share, rng)
-    return split.train[0], split.validation[0], split.test[0]
-
-
-def split_sizes(samples: int, tests: int | None, test_share: float, validation_share: float) -> tuple[int, int, int]:
-    """How many rows `split_client` gives to training, validation and test, whatever the labels, without drawing any."""
-    held = held_out(samples, test_share) if tests is None else tests
-    rest = samples - held
-    aside = min(max(round(rest * validation_share), 1), rest - 1) if validation_share > 0 else 0
-    return rest - aside, aside, held
-
-
 def read_site(
     file: str | Path, name: str, label: str = LABEL, vocabulary: int = 0, targets: Targets = "classes"
 ) -> OwnClient:
@@ -435,41 +193,7 @@ def read_site(
         raise UsageError(f"{file}: give a file, .npz, .parquet or .csv, with this client's samples")
     own = _gathered(name, [(name, f"{file}: client {name!r}", _read(file))], label, vocabulary, targets)
     part = own.parts[0]
-    y, classes, names = _together(targets, [part.y], vocabulary)
+    y, classes, names = together(targets, [part.y], vocabulary)
     Dataset(name, part.x, y, classes, names, vocabulary=vocabulary, targets=targets)
     whole = part.y.astype(np.int64) if part.y.dtype.kind in "biu" else part.y
     return OwnClient(name, part.x, whole, part.tests, own.columns)
-
-
-def _torch_arrays(where: str, data: Any) -> tuple[Array, Array]:
-    """All items of a map-style data set, stacked."""
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise UsageError(
-            f"{where} is a {type(data).__name__}: give (x, y), or a data set with a length and items by number"
-        )
-    if not len(data):
-        raise DataError(f"{where} has no samples: leave it out or give it some")
-    samples, labels = [], []
-    for i in range(len(data)):
-        x, y = _item(where, data, i)
-        samples.append(x)
-        labels.append(y)
-    try:
-        return np.stack(samples), np.stack(labels)
-    except ValueError as error:
-        raise DataError(f"{where}: items must be (x, y) of one shape ({error})") from error
-
-
-def _item(where: str, data: Any, i: int) -> tuple[Array, Array]:
-    try:
-        item = data[i]
-    except Exception as error:  # somebody else's class can fail in any way
-        raise DataError(f"{where}: item {i} cannot be had ({type(error).__name__}: {error})") from error
-    if isinstance(item, Mapping):
-        raise UsageError(
-            f"{where}: items are dictionaries with {', '.join(map(repr, item))}; give pairs (x, y), for "
-            "example [(item['x'], item['label']) for item in data] turned into two arrays"
-        )
-    if not isinstance(item, list | tuple) or len(item) != 2:
-        raise DataError(f"{where}: items must be (x, y) of one shape (item {i} is a {type(item).__name__})")
-    return _array(where, item[0]), _array(where, item[1])

@@ -15,7 +15,7 @@ from fedkin.compute.batches import Source
 from fedkin.config import Config, make_config
 from fedkin.core.cohort import Cohort, DataPart, Scores, Site
 from fedkin.data import Dataset
-from fedkin.data.own import split_client
+from fedkin.data.clients import split_client
 from fedkin.deploy.policy import Declined
 from fedkin.deploy.state import Stamp, Vault
 from fedkin.deploy.trunk import settle

@@ -15,7 +15,7 @@ import torch
 from fedkin.compute.batches import Source
 from fedkin.config import Config
 from fedkin.data import Dataset
-from fedkin.data.own import split_sizes
+from fedkin.data.clients import split_sizes
 from fedkin.deploy import certificates as key_files
 from fedkin.deploy.joining import TRAVELS
 from fedkin.deploy.link import Link
