@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ def test_how_many_are_judged_together_changes_no_bit(method: str, point: str, mo
     whole, rows = job.evaluate(), personal_rows(job)
     for some in (1, 3):
         monkeypatch.setattr(type(job.engine), "at_once", some)
-        for a, b in zip(whole, job.evaluate(), strict=True):
+        for a, b in zip(astuple(whole), astuple(job.evaluate()), strict=True):
             assert a.tobytes() == b.tobytes()
         assert torch.equal(rows, personal_rows(job))
 
@@ -151,7 +151,7 @@ def test_a_message_of_its_own_for_each_may_be_made_for_some_or_for_all() -> None
     expected = torch.stack([jobs[0].method.model + c for c in range(8)])  # type: ignore[attr-defined]
     for job in jobs:
         assert torch.equal(personal_rows(job), expected)
-    assert all(np.array_equal(a, b) for a, b in zip(*(j.evaluate() for j in jobs), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(*(astuple(j.evaluate()) for j in jobs), strict=True))
 
 
 def test_a_large_result_makes_a_model_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, widest: list[int]) -> None:

@@ -494,8 +494,8 @@ def test_outputs() -> None:
     personal.site.store.write("personal", np.arange(4), -v[:4])  # so that the two differ in what they get right
     message = personal.method.deliver_to_all(personal.fed)
     both = personal.engine.call(np.arange(5), "compare", message, 2).replies
-    assert both["personalised"].tolist() == personal.evaluate()[0].tolist()
-    assert both["customised"].tolist() == custom.evaluate()[0].tolist()
+    assert both["personalised"].tolist() == personal.evaluate().correct.tolist()
+    assert both["customised"].tolist() == custom.evaluate().correct.tolist()
     assert both["customised"].tolist() != both["personalised"].tolist()
 
 

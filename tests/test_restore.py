@@ -191,7 +191,8 @@ def test_nor_does_the_table_of_an_older_version_change(make: Make, tmp_path: Pat
     """Columns that are missing are made when it is known that the run goes on."""
     run = stopped(make, tmp_path / "runs")
     with sqlite3.connect(run.path / "metrics.sqlite") as base:
-        base.execute("ALTER TABLE rounds DROP COLUMN lr")
+        for column in ("metrics", "lr"):
+            base.execute(f"ALTER TABLE rounds DROP COLUMN {column}")
     base.close()
     rewritten(run, UNFIT["width"][0])
     before = frozen(run)

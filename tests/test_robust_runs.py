@@ -70,8 +70,8 @@ def result_of(**settings: Any) -> Result:
 
 def common_accuracy(job: Job) -> float:
     common, engine = job.method.common(), Simulator(job.site, Method())
-    right, count, _ = engine.measured(job.fed.all.ids, "report", lambda ids: common, 0)[0]
-    return float(100 * right.sum() / count.sum())
+    found = engine.measured(job.fed.all.ids, "report", lambda ids: common, 0)[0]
+    return float(100 * found.correct.sum() / found.total.sum())
 
 
 # ---------------------------------------------------------------- the server's root set

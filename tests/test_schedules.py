@@ -240,7 +240,8 @@ def test_a_folder_from_before_there_was_a_rate_is_read_and_gone_on_with(tmp_path
         api.run("fedavg", **TINY, runs_dir=str(tmp_path), on_event=stop_after(3))
     run = only_run(tmp_path)
     with sqlite3.connect(run.path / "metrics.sqlite") as base:
-        base.execute("ALTER TABLE rounds DROP COLUMN lr")
+        for column in ("metrics", "lr"):
+            base.execute(f"ALTER TABLE rounds DROP COLUMN {column}")
     base.close()
     facts = json.loads((run.path / "run.json").read_text())
     for part in ("config", "given"):
