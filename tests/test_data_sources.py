@@ -9,6 +9,7 @@ import struct
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from fedkin.data import SOURCES, Dataset, data_home, load, make_split, pictures
 from fedkin.data.files import read_plain_pickle
@@ -68,6 +69,9 @@ def test_digits_are_always_there(tmp_path):
     assert data.x.max() == 255
     assert data.kind == "image"
     assert (data.shape, data.classes) == (SOURCES["digits"].shape, 10)
+    theirs = load_digits()
+    assert (data.x[:, 0] == np.round(theirs.images * (255 / 16))).all()
+    assert (data.y == theirs.target).all()
 
 
 @pytest.mark.parametrize("zipped", [False, True])

@@ -22,8 +22,6 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import cut_tree, linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedkin.errors import UsageError
@@ -293,6 +291,9 @@ class Clustered(Rule):
     paper = "Sattler et al., ICASSP 2020"
 
     def combine(self, rows: Tensor, weights: Tensor, start: Tensor) -> Outcome:
+        from scipy.cluster.hierarchy import cut_tree, linkage
+        from scipy.spatial.distance import squareform
+
         n = len(rows)
         if n < 3:
             return Outcome(mean_of(rows, weights), everyone(rows))

@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 from torch import Tensor
 
 from fedkin.compute import keys
@@ -105,6 +104,8 @@ def lower_bound(scores: Tensor, alpha: float) -> float:
     k = len(scores)
     if not k:
         return 0.0
+    from scipy.special import stdtrit  # here: whoever only lists the methods need not wait for it
+
     error = scores.std(correction=min(1, k - 1)) / k**0.5
     bound = scores.mean() - float(stdtrit(max(1, k - 1), 1 - alpha)) * error
     return min(float(bound), float(scores.max()))
