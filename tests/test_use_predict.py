@@ -32,10 +32,12 @@ SAMPLES: dict[str, tuple[str, tuple[int, ...], int]] = {
     "fedcap-emnist": ("uint8", (1, 16, 16), 0),
     "harcnn": ("float32", (3, 1, 32), 0),
     "mlp": ("float32", (6,), 0),
+    "linear": ("float32", (6,), 0),
     "fasttext": ("int64", (12,), 50),
     "resnet18": ("uint8", (3, 16, 16), 0),
     "resnet18-cifar": ("uint8", (3, 8, 8), 0),
 }
+OF_TOKENS = ("char-lstm", "char-lstm-small")
 
 
 def samples(name: str, n: int = 5) -> np.ndarray[Any, Any]:
@@ -84,7 +86,16 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_every_network_is_tried_here() -> None:
-    assert set(SAMPLES) == set(MODELS)
+    assert {*SAMPLES, *OF_TOKENS} == set(MODELS)
+
+
+@pytest.mark.parametrize("name", OF_TOKENS)
+def test_there_and_back_with_a_score_for_each_position(tmp_path: Path, name: str) -> None:
+    model, tokens = build(name, (12,), 20, 20, seed=9).eval(), np.arange(24).reshape(2, 12) % 20
+    about = Card(name, (12,), 20, "int64", 20, head="head", targets="tokens")
+    back = load(save(tmp_path / "personal.safetensors", model, about))
+    with torch.no_grad():
+        torch.testing.assert_close(back.outputs(tokens), model(torch.from_numpy(tokens)))
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLES))

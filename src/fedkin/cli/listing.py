@@ -361,6 +361,7 @@ class DataSets(Listing):
             "kind": entry.kind,
             "shape": list(entry.shape),
             "classes": entry.classes,
+            "targets": entry.targets,
             "about": entry.about,
             "citation": entry.citation,
             "files": entry.files,
@@ -373,12 +374,12 @@ class DataSets(Listing):
         here = (
             "[green]here[/]" if facts["here"] else "[yellow]download[/]" if facts["download"] else "[dim]not found[/]"
         )
-        return here, facts["kind"], _shape(facts), str(facts["classes"]), facts["about"]
+        return here, facts["kind"], _shape(facts), _targets(facts), facts["about"]
 
     def show(self, facts: dict[str, Any]) -> None:
         _heading(
             facts,
-            f"sample   {_shape(facts)} ({facts['kind']}), {facts['classes']} classes",
+            f"sample   {_shape(facts)} ({facts['kind']}), {_targets(facts, ' classes')}",
             f"source   {facts['citation']}",
         )
         if facts["here"]:
@@ -386,6 +387,11 @@ class DataSets(Listing):
         else:
             missing = how_to_get(SOURCES[facts["name"]], self.root, "the files are not there")
             screen().print(missing, markup=False)
+
+
+def _targets(facts: dict[str, Any], classes: str = "") -> str:
+    """How many classes there are, or of what kind the targets are."""
+    return f"{facts['classes']}{classes}" if facts["targets"] == "classes" else str(facts["targets"])
 
 
 def files_are_here(entry: Source, root: Path) -> bool:

@@ -27,11 +27,13 @@ def show_split(config: Config, as_json: bool) -> None:
     sizes = [len(rows) for rows in split.train]
     held = split.class_table(dataset, "all")
     per_client = (held > 0).sum(1)
+    by_class = dataset.targets == "classes"
+    classes = f" · classes per client: {per_client.min()} to {per_client.max()}" if by_class else ""
     out.print(
         f"{split.clients} clients · {sum(sizes):,} training, {sum(map(len, split.validation)):,} validation, "
         f"{sum(map(len, split.test)):,} test samples of {len(dataset):,}\n"
-        f"training samples per client: {min(sizes):,} to {max(sizes):,}, median {np.median(sizes):,.0f} · "
-        f"classes per client: {per_client.min()} to {per_client.max()}\n"
+        f"training samples per client: {min(sizes):,} to {max(sizes):,}, median {np.median(sizes):,.0f}"
+        f"{classes}\n"
         f"split {split.hash}",
         soft_wrap=True,
     )
@@ -52,24 +54,23 @@ def facts(config: Config, dataset: Dataset, split: Split) -> dict[str, Any]:
         }
         for i in range(split.clients)
     ]
-    names = list(dataset.class_names) or [str(c) for c in range(dataset.classes)]
     return {
         "data": config.data,
         "partition": config.partition,
         "seed": config.seed,
         "hash": split.hash,
         "samples": len(dataset),
-        "class_names": names,
+        "class_names": _names(dataset),
         "clients": clients,
     }
 
 
 def _table(config: Config, dataset: Dataset, split: Split) -> Table:
     counts = split.class_table(dataset, "all")
-    compact = dataset.classes > MOST_NUMBERS
-    names = [str(n) for n in dataset.class_names or range(dataset.classes)]
+    compact, names = dataset.groups > MOST_NUMBERS, _names(dataset)
     columns = [f"{dataset.classes} classes"] if compact else names
-    title = f"{config.data}: samples per client and class, {config.partition}, seed {config.seed}"
+    counted = "samples per client and class" if dataset.targets == "classes" else "samples per client"
+    title = f"{config.data}: {counted}, {config.partition}, seed {config.seed}"
     made = table(title, "client", *columns, "train", "test", right=[*([] if compact else names), "train", "test"])
     made.padding = (0, 0)
     most = int(counts.max())
@@ -79,6 +80,13 @@ def _table(config: Config, dataset: Dataset, split: Split) -> Table:
     if split.clients > MOST_ROWS:
         made.caption = f"{split.clients - MOST_ROWS} more clients; --json has them all"
     return made
+
+
+def _names(dataset: Dataset) -> list[str]:
+    """Of the classes; samples that have none are counted as one."""
+    if dataset.targets != "classes":
+        return ["samples"]
+    return [str(name) for name in dataset.class_names or range(dataset.classes)]
 
 
 def _cell(count: int, most: int) -> Text:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedkin.data import pictures, sensors, text  # noqa: F401 - they register their sources
+from fedkin.data import medical, pictures, sensors, text  # noqa: F401 - they register their sources
 from fedkin.data.clients import Brought, OwnClients
 from fedkin.data.dataset import Dataset
 from fedkin.data.download import Progress

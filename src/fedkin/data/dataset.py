@@ -43,6 +43,10 @@ class Dataset:
     """How a sample is taken apart, where a network has several inputs. Such an x may be given as a mapping."""
     targets: Targets = "classes"
     """What the samples are labelled with; y is stored as `read_targets` gives it."""
+    users: tuple[str, ...] = ()
+    """What the users are called, by their numbers in `user`."""
+    model: str = ""
+    """The network that suits these data, where it is not the usual one for samples of their shape."""
 
     def __post_init__(self) -> None:
         if isinstance(self.x, Mapping):
@@ -56,6 +60,8 @@ class Dataset:
         for column, values in (("user", self.user), ("official_test", self.official_test)):
             if values is not None and values.shape != (len(self.x),):
                 raise DataError(f"{self.name}: {len(self.x)} samples, but column {column} has shape {values.shape}")
+        if self.users and (self.user is None or not 0 <= self.user.min() <= self.user.max() < len(self.users)):
+            raise DataError(f"{self.name}: {len(self.users)} names of users do not fit the column user")
 
     def _check_samples(self) -> None:
         kinds = {"uint8": 4, "float32": 0, "int64": 2}

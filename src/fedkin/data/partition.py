@@ -368,7 +368,8 @@ class Groups(Partition):
 @PARTITIONS.register("natural")
 @dataclass(frozen=True)
 class Natural(Partition):
-    """One client per person who wrote, wore or typed the samples; with fewer clients, those with the most samples."""
+    """One client per person who wrote, wore or typed the samples, or per place that they come from; with fewer clients,
+    those with the most samples. Where a published split leaves everybody samples for both, it is kept."""
 
     form: ClassVar[str] = "natural"
     about: ClassVar[str] = "one client per person in the data set; with fewer clients, those with the most samples"
@@ -382,7 +383,12 @@ class Natural(Partition):
         largest = np.sort(np.argsort(-sizes, kind="stable")[:clients])
         order = np.argsort(dataset.user, kind="stable")
         pools = np.split(order, np.cumsum(sizes)[:-1])
-        return Deal([pools[i] for i in largest], names=tuple(f"user-{users[i]}" for i in largest))
+        names = tuple(dataset.users[users[i]] if dataset.users else f"user-{users[i]}" for i in largest)
+        test = dataset.official_test
+        if test is None or not all(test[rows].any() and not test[rows].all() for rows in pools):
+            return Deal([pools[i] for i in largest], names=names)
+        chosen = [pools[i] for i in largest]
+        return Deal([rows[~test[rows]] for rows in chosen], [rows[test[rows]] for rows in chosen], names)
 
 
 iid, pathological, shards, dirichlet, groups, natural = Iid, Pathological, Shards, Dirichlet, Groups, Natural

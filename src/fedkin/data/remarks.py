@@ -14,7 +14,7 @@ NOTABLE = 0.25
 def remarks_on(dataset: Dataset, split: Split) -> list[str]:
     train, test = split.class_table(dataset), split.class_table(dataset, "test")
     by_class = dataset.targets == "classes"
-    found = []
+    found = [dataset.note] if dataset.note else []
     if by_class and (train.sum(0) > 0).sum() == 1 and test[:, train.sum(0) == 0].sum() == 0:
         found.append("all samples are of one class: an accuracy of 100 % says nothing")
     tested = test.sum(1)

@@ -3,7 +3,7 @@
 A source looks for files as they are usually distributed, under one folder (``data_dir``, else ``FEDKIN_DATA``, else the
 user's cache). What is missing is downloaded where a public address is known, and otherwise the error says where to put
 it. A new source is a function from that folder to a ``Dataset`` under the ``source`` decorator; FedKin's own are in
-``pictures``, ``sensors`` and ``text``, and what is said of them in ``sources.toml``.
+``pictures``, ``sensors``, ``medical`` and ``text``, and what is said of them in ``sources.toml``.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Source:
     read: Read
     remotes: tuple[Remote, ...] = ()
     package: str = ""
+    targets: Targets = "classes"
+    origin: str = ""
 
 
 SOURCES: Registry[Source] = Registry("data set")
@@ -59,12 +61,14 @@ def source(
     files: str = "",
     remotes: Sequence[Remote] = (),
     package: str = "",
+    targets: Targets = "classes",
+    origin: str = "",
 ) -> Callable[[Read], Read]:
-    """Registers the decorated reader under ``name``."""
+    """Registers the decorated reader under ``name``. `origin`: where the files come from, if nowhere by an address."""
 
     def add(read: Read) -> Read:
         SOURCES.register(name)(
-            Source(name, about, citation, shape, classes, kind, files, read, tuple(remotes), package)
+            Source(name, about, citation, shape, classes, kind, files, read, tuple(remotes), package, targets, origin)
         )
         return read
 
@@ -125,7 +129,8 @@ def how_to_get(entry: Source, root: Path, reason: str) -> str:
     """Why the data are not there, and the three ways to change that."""
     package = f"install Debian's package {entry.package}" if entry.package else ""
     allow = f"allow the download of {entry.remotes[0].urls[0]}" if entry.remotes else ""
-    third = " or ".join(way for way in (allow, package) if way) or "fetch them by hand: no public address is known"
+    by_hand = f"fetch them by hand: {entry.origin or 'no public address is known'}"
+    third = " or ".join(way for way in (allow, package) if way) or by_hand
     return (
         f"{entry.name}: {reason}. Three ways to get the data:\n"
         f"  1. put {entry.files} into {root}\n"

@@ -127,6 +127,58 @@ def _mlp(shape: Shape, classes: int, vocabulary: int) -> nn.Module:
     return MLP(torch.Size(shape).numel(), 128, classes)
 
 
+class Linear(nn.Module):
+    """One linear layer. Of two outputs the first starts at zero: the softmax of (0, z) is the sigmoid of z, and the
+    difference of the two, which is all that counts, starts as one such unit does."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.flat, self.head = nn.Flatten(), nn.Linear(inputs, outputs)
+        if outputs == 2:
+            with torch.no_grad():
+                self.head.weight[0], self.head.bias[0] = 0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.flat(x))
+        return out
+
+
+@_add("linear", "one linear layer: logistic regression, or Cox's linear model", "FLamby, Heart-Disease and TCGA-BRCA")
+def _linear(shape: Shape, classes: int, vocabulary: int) -> nn.Module:
+    return Linear(torch.Size(shape).numel(), classes)
+
+
+class CharLSTM(nn.Module):
+    """Characters as vectors of 8 numbers, LSTM layers, and a score for each character at every position."""
+
+    def __init__(self, vocabulary: int, classes: int, hidden: int, layers: int):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, 8)
+        self.lstm = nn.LSTM(8, hidden, layers, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.lstm(self.embedding(tokens))[0])
+        return out
+
+
+def _need_tokens(name: str, vocabulary: int) -> None:
+    if not vocabulary:
+        raise UsageError(f"model {name!r} needs token ids: the data set has no vocabulary; try data 'shakespeare'")
+
+
+@_add("char-lstm", "two LSTM layers of 256 units over characters", "McMahan et al. 2017; LEAF, Shakespeare")
+def _char_lstm(shape: Shape, classes: int, vocabulary: int) -> nn.Module:
+    _need_tokens("char-lstm", vocabulary)
+    return CharLSTM(vocabulary, classes, 256, 2)
+
+
+@_add("char-lstm-small", "one LSTM layer of 64 units over characters, for a CPU", "FedKin")
+def _char_lstm_small(shape: Shape, classes: int, vocabulary: int) -> nn.Module:
+    _need_tokens("char-lstm-small", vocabulary)
+    return CharLSTM(vocabulary, classes, 64, 1)
+
+
 class FastText(nn.Module):
     """Mean of word vectors over the words present (id 0 is padding), one hidden layer, a linear head."""
 

@@ -189,7 +189,7 @@ def network_of(config: Config, dataset: Dataset, model: Given | None) -> tuple[n
             f"the samples have several parts ({words_of(dataset.parts)}): give a network that takes them, "
             "model=Net, with arguments of these names"
         )
-    name = config.model or default_model(dataset.shape, dataset.vocabulary)
+    name = config.model or dataset.model or default_model(dataset.shape, dataset.vocabulary)
     return build(name, dataset.shape, dataset.classes, dataset.vocabulary, config.seed), name, []
 
 
