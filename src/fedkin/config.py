@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, asdict, dataclass, field, fields, replace
@@ -16,7 +17,10 @@ from fedkin.version import VERSION
 
 NOT_IDENTITY = ("runs_dir", "checkpoint_every", "device", "way", "chunk", "data_dir", "on_failure", "force")
 """Where and how a run is done, not what it is."""
-LATER = {"lr_schedule": "constant", "lr_factors": "same", "task": None, "metrics": None}
+LATER: dict[str, Any] = {
+    **{"lr_schedule": "constant", "lr_factors": "same", "task": None, "metrics": None},
+    **{"clip_grad": None, "accumulate": 1},
+}
 """Settings that older runs did not have, and the values that they were done with: these say nothing new."""
 TEXTS = ("lr_factors", "lr-factors", "metrics")
 """Settings that are one text and may be given as a list or a table."""
@@ -95,6 +99,16 @@ class Config:
     )
     momentum: float = option(0.0, "momentum of sgd", low=0, high=0.999)
     weight_decay: float = option(0.0, "weight decay", low=0)
+    clip_grad: float | None = option(
+        None,
+        "the largest norm of a client's gradient: a longer one is shortened to it before the optimiser takes its step "
+        "(default: no limit)",
+        above=0,
+        infinite=True,
+    )
+    accumulate: int = option(
+        1, "mini-batches that go into one step of the optimiser: as one batch so many times as large", low=1
+    )
     augment: bool = option(False, "train on random crops (with a padding of 4) and flips of the images")
     order: Literal["shuffled", "fixed"] = option(
         "shuffled", "order of the samples in a local epoch; fixed: as stored, without the last batch if it is short"
@@ -148,6 +162,8 @@ class Config:
 
     def __post_init__(self, given: Iterable[str]) -> None:
         object.__setattr__(self, "given", frozenset(given))  # where `replace` finds it
+        if self.clip_grad == math.inf:
+            object.__setattr__(self, "clip_grad", None)
 
     @property
     def asked(self) -> frozenset[str]:

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -115,8 +116,7 @@ def measure(name: str, device: torch.device, precision: Precision, quick: bool, 
     loops, cohorts = [], []
     for _ in range(repeats):
         if case.loop:
-            own = copy.deepcopy(network)
-            theirs, seconds = timed(lambda own=own: loop(own, site, steps, precision), device)
+            theirs, seconds = timed(partial(loop, copy.deepcopy(network), site, steps, precision), device)
             loops.append(seconds)
         mine, seconds = timed(cohort, device)
         cohorts.append(seconds)

@@ -46,6 +46,8 @@ TRAVELS = (
     "lr_factors",
     "momentum",
     "weight_decay",
+    "clip_grad",
+    "accumulate",
     "augment",
     "order",
     "seed",
