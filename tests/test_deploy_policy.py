@@ -24,6 +24,7 @@ from fedkin.deploy.state import ASIDE
 from fedkin.deploy.worker import Worker, printable
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, options_of
+from fedkin.tasks import make_task
 from fedkin.use.model_file import load as load_model
 
 
@@ -137,14 +138,15 @@ def test_the_noise_that_counts(rules: dict[str, Any], options: dict[str, Any], g
 def test_a_coarse_answer_has_few_values(right: int) -> None:
     loss = torch.tensor([1.2345])
     values = {"correct": torch.tensor([[float(right)]]), "count": torch.tensor([[40.0]]), "loss": loss}
-    told = policy(evaluation=0.25).coarse(values)
+    task = make_task("classification")
+    told = policy(evaluation=0.25).coarse(values, task, ())
     assert float(told["correct"]) in (0, 10, 20, 30, 40)  # type: ignore[arg-type]
     assert abs(float(told["correct"]) - right) <= 5  # type: ignore[arg-type]
     assert float(told["count"]) == 40  # type: ignore[arg-type]
     assert float(told["loss"]) == pytest.approx(1.2)  # type: ignore[arg-type]
-    assert torch.equal(policy(evaluation="exact").coarse(values)["correct"], values["correct"])  # type: ignore[arg-type]
+    assert torch.equal(policy(evaluation="exact").coarse(values, task, ())["correct"], values["correct"])  # type: ignore[arg-type]
     with pytest.raises(Declined, match="no evaluation"):
-        policy(evaluation="none").coarse(values)
+        policy(evaluation="none").coarse(values, task, ())
 
 
 def test_the_policy_on_the_security_page_is_one() -> None:
@@ -231,7 +233,8 @@ def test_a_training_loss_is_as_coarse_as_the_evaluation(tmp_path: Path) -> None:
 
 def test_what_a_greeting_and_an_answer_to_an_invitation_tell(tmp_path: Path) -> None:
     told = Told(tmp_path, "fedavg")
-    assert set(told.hello) == {"kind", "site", "process", "fedkin", "samples", "tests", "shape", "dtype", "labels"}
+    data = {"samples", "tests", "shape", "dtype", "labels", "targets", "width", "vocabulary"}
+    assert set(told.hello) == {"kind", "site", "process", "fedkin"} | data
     assert set(told.join().fields) == {"kind", "train", "validation", "test", "remark"}
     reply = told.call("train", 0, model=told.job.method.model)
     assert set(reply.fields) == {"kind", "loss", "seconds", "steps"}

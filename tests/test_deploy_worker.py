@@ -25,16 +25,18 @@ from fedkin.core import notes
 from fedkin.core.federation import Answer, Each, Federation, Masked, Spec
 from fedkin.data import load
 from fedkin.data.clients import split_client, split_sizes
+from fedkin.deploy.greeting import Facts, fitting, together
 from fedkin.deploy.joining import TRAVELS
 from fedkin.deploy.link import Arrived
 from fedkin.deploy.server import prepare_deployed
-from fedkin.deploy.sites import Facts, Sites, delivery, fitting, together
+from fedkin.deploy.sites import Sites, delivery
 from fedkin.deploy.state import Stamp, Vault
 from fedkin.deploy.wire import Parcel, pack, unpack
 from fedkin.deploy.worker import Worker
 from fedkin.engines.conduct import ConductRecord
+from fedkin.engines.measurement import Judge
 from fedkin.engines.rehearsal import most_bytes
-from fedkin.engines.remote import Arrival, Bounds, Delivery, Invalid, Remote, Terms, TooFew, plausible_measurements
+from fedkin.engines.remote import Arrival, Bounds, Delivery, Invalid, Remote, Terms, TooFew
 from fedkin.errors import DataError, FedKinError
 from fedkin.methods.ditto import Ditto
 from fedkin.rounds import comparable
@@ -375,7 +377,7 @@ def test_sites_that_do_not_fit_together() -> None:
     assert together([one, Facts.of({**FACTS, "labels": [7, 1]})])[2] == [0, 1, 7]
     with pytest.raises(DataError, match="must be alike"):
         together([one, Facts.of({**FACTS, "site": "lima", "shape": [3]})])
-    with pytest.raises(DataError, match="numbers and with words"):
+    with pytest.raises(DataError, match="words for labels; they must be alike"):
         together([one, Facts.of({**FACTS, "site": "lima", "labels": ["a"]})])
 
 
@@ -528,7 +530,8 @@ def test_measurements_that_cannot_be_true_do_not_count() -> None:
     of = torch.tensor([[8.0], [8.0], [800.0], [8.0]])
     loss = torch.tensor([0.5, 0.1, 0.1, torch.nan])
     answer = Answer(np.arange(4), {"correct": right, "count": of, "loss": loss})
-    correct, count, losses, why = plausible_measurements(answer, [8, 8, 8, 8])
+    found, why = Judge(tests=[8, 8, 8, 8]).believed(answer)
+    correct, count, losses = found.correct, found.total, found.loss
     assert correct.tolist() == [5, 0, 0, 0]
     assert count.tolist() == [8, 0, 0, 0]
     assert losses[0] == pytest.approx(0.5)
@@ -543,7 +546,8 @@ def test_measurements_that_cannot_be_true_do_not_count() -> None:
 def test_no_measurement_ends_the_server(name: str, value: float) -> None:
     said = {"correct": torch.tensor([[5.0], [5.0]]), "count": torch.tensor([[8.0], [8.0]]), "loss": torch.ones(2)}
     said[name][1] = value
-    correct, count, _, why = plausible_measurements(Answer(np.arange(2), dict(said)), [8, 8])
+    found, why = Judge(tests=[8, 8]).believed(Answer(np.arange(2), dict(said)))
+    correct, count = found.correct, found.total
     assert (correct[0], count[0]) == (5, 8)
     assert np.isfinite(correct).all()
     assert (1 in why) == (count[1] == 0)
@@ -552,9 +556,9 @@ def test_no_measurement_ends_the_server(name: str, value: float) -> None:
 @pytest.mark.parametrize("wrong", [torch.zeros(1, 1), torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1)])
 def test_measurements_of_another_shape_count_for_nobody(wrong: Tensor) -> None:
     answer = Answer(np.arange(1), {"correct": wrong, "count": torch.ones(1, 2), "loss": torch.ones(1)})
-    correct, count, _, why = plausible_measurements(answer, [8])
-    assert (correct[0], count[0], list(why)) == (0, 0, [0])
-    assert plausible_measurements(Answer(np.arange(1), {}), [8])[3] == {
+    found, why = Judge(tests=[8]).believed(answer)
+    assert (found.correct[0], found.total[0], list(why)) == (0, 0, [0])
+    assert Judge(tests=[8]).believed(Answer(np.arange(1), {}))[1] == {
         0: "sent [] instead of ['correct', 'count', 'loss']"
     }
 

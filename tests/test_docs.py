@@ -10,6 +10,7 @@ import pytest
 
 from fedkin.deploy.joining import TRAVELS
 from fedkin.methods import METHODS
+from fedkin.tasks import TASKS
 
 DOCS = sorted((Path(__file__).parent.parent / "docs").glob("*.md"))
 
@@ -17,10 +18,11 @@ DOCS = sorted((Path(__file__).parent.parent / "docs").glob("*.md"))
 @pytest.fixture(autouse=True)
 def _forget_the_examples() -> Iterator[None]:
     """What a page registers must not be there for the next test."""
-    before = dict(METHODS)
+    kept = [(registry, dict(registry)) for registry in (METHODS, TASKS)]
     yield
-    METHODS._entries.clear()
-    METHODS._entries.update(before)
+    for registry, before in kept:
+        registry._entries.clear()  # type: ignore[attr-defined]
+        registry._entries.update(before)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda p: p.stem)

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "robust": {"errors", "registry", "options", "compute", "core"},
     "privacy": {"errors", "registry", "options", "compute", "core"},
     "methods": {"errors", "registry", "options", "compute", "tasks", "core", "robust", "privacy"},
-    "engines": {"errors", "registry", "options", "compute", "core", "methods"},
+    "engines": {"errors", "registry", "options", "compute", "tasks", "core", "methods"},
     "data": {"errors", "registry", "parts"},
     "models": {"errors", "registry", "parts"},
 }

@@ -23,8 +23,8 @@ from torch import Tensor
 from fedkin import api
 from fedkin.config import make_config
 from fedkin.data import load
+from fedkin.deploy.greeting import Facts, together
 from fedkin.deploy.server import prepare_deployed
-from fedkin.deploy.sites import Facts, together
 from fedkin.deploy.wire import pack, unpack
 from fedkin.deploy.worker import Worker
 from fedkin.engines.remote import Arrival, Bounds, Delivery, Remote

@@ -531,13 +531,3 @@ def test_every_registered_task_keeps_its_promises() -> None:
         assert task.about
         assert task_for(task.targets).targets == task.targets
         assert all(key == metric.name for key, metric in task.metrics.items())
-
-
-@pytest.mark.parametrize("settings", [{"task": "regression"}, {"metrics": "auc"}])
-def test_real_sites_learn_classes(settings: dict) -> None:
-    pytest.importorskip("h11")
-    from fedkin.deploy.server import _check
-
-    with pytest.raises(UsageError, match=r"real sites learn classes|would change nothing: sites tell"):
-        _check(make_config(settings))
-    _check(make_config({"task": "classification:weights=balanced"}))

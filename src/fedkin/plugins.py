@@ -26,7 +26,7 @@ class Plugin:
 
     def serves(self, config: Config) -> bool:
         """Whether a run depends on it: one of its names stands somewhere in the settings."""
-        keys = ("method", "attack", "rule", "lr_schedule", "model", "data", "partition")
+        keys = ("method", "task", "attack", "rule", "lr_schedule", "model", "data", "partition")
         said = [getattr(config, k) or "" for k in keys] + [str(v) for v in config.options.values()]
         return any(name in text for name in self.names for text in said)
 
@@ -142,8 +142,9 @@ def _registries() -> list[Mapping[str, Any]]:
     from fedkin.methods import METHODS
     from fedkin.models import MODELS
     from fedkin.robust import ATTACKS, RULES
+    from fedkin.tasks import TASKS
 
-    return [METHODS, ATTACKS, RULES, SCHEDULES, MODELS, PARTITIONS, SOURCES]
+    return [METHODS, TASKS, ATTACKS, RULES, SCHEDULES, MODELS, PARTITIONS, SOURCES]
 
 
 def _where(error: Exception, place: str) -> str:

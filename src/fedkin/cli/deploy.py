@@ -27,6 +27,14 @@ Cert = Annotated[
     str | None,
     typer.Option("--cert", metavar="FILE", help="This site's certificate (default: the .crt file beside the key)."),
 ]
+Task = Annotated[
+    str,
+    typer.Option("--task", metavar="TASK", help="What this site's data are for; runs that learn else are declined."),
+]
+Vocabulary = Annotated[
+    int,
+    typer.Option("--vocabulary", min=0, metavar="N", help="The samples are token ids below N; all sites say the same."),
+]
 Ca = Annotated[str | None, typer.Option("--ca", metavar="FILE", help="The authority's certificate, ca.crt.")]
 
 
@@ -189,6 +197,8 @@ def client(
         ),
     ] = None,
     label: Annotated[str, typer.Option(help="The column that holds the labels, if the data are a table.")] = "label",
+    task: Task = "classification",
+    vocabulary: Vocabulary = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto: a GPU if there is one.")] = "auto",
     noise: Annotated[
         str,
@@ -241,6 +251,7 @@ def client(
     from fedkin.deploy.joining import TRAVELS
     from fedkin.deploy.policy import Policy
     from fedkin.deploy.worker import Worker
+    from fedkin.tasks import make_task
 
     rules = Policy.read(policy, TRAVELS) if policy is not None else Policy()
     where = Path(folder).expanduser() if folder else Path(f"fedkin-{name}")
@@ -250,6 +261,8 @@ def client(
         where,
         _line,
         label,
+        make_task(task).targets,  # type: ignore[arg-type]
+        vocabulary,
         device,
         secret=noise == "secret",
         limit=max_message << 20,

@@ -9,7 +9,7 @@ from rich.markup import escape
 from fedkin.cli.console import screen, table
 from fedkin.cli.listing import Parts
 from fedkin.data.targets import WORDS
-from fedkin.tasks import TASKS
+from fedkin.tasks import TASKS, Task
 
 
 class Tasks(Parts):
@@ -20,13 +20,17 @@ class Tasks(Parts):
 
     def facts(self, name: str) -> dict[str, Any]:
         kind = TASKS[name]
+        if isinstance(kind, Task):  # of two functions: it has no options, and a docstring that is every such task's
+            about = {"name": name, "about": kind.about, "paper": kind.paper, "options": [], "description": kind.about}
+        else:
+            about = super().facts(name)
         order = [kind.main, *(m for m in kind.metrics if m != kind.main)]
         told = [
             {"name": m.name, "about": m.about, "unit": m.unit, "higher": m.higher}
             for m in (kind.metrics[n] for n in order)
         ]
         targets: Any = kind.targets
-        return {**super().facts(name), "targets": targets, "target_form": WORDS[targets], "metrics": told}
+        return {**about, "targets": targets, "target_form": WORDS[targets], "metrics": told}
 
     def row(self, facts: dict[str, Any]) -> tuple[str, ...]:
         options = ", ".join(o["name"] for o in facts["options"])

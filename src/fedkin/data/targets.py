@@ -152,6 +152,20 @@ def outputs_of(kind: Targets, y: Array, vocabulary: int = 0) -> int:
     return 1 if kind == "survival" else int(y.shape[1])
 
 
+def made_up(kind: Targets, samples: int, outputs: int, width: int) -> Array:
+    """Stored targets that are nobody's, of so many numbers each, to try things out with: every class that so few can
+    have, labels that are there and not, events and none."""
+    place = np.arange(samples)
+    if kind == "classes":
+        return place % outputs
+    if kind == "survival":
+        return np.stack([1.0 + place, place % 2 == 0], 1).astype(np.float32)
+    each = place[:, None] + np.arange(width)
+    if kind == "tokens":
+        return each % outputs
+    return (each % 2 if kind == "labels" else each / samples).astype(np.float32)
+
+
 def strata(kind: Targets, y: Array) -> Ints:
     """What splits keep the mix of: classes; of other targets there is no mix to be kept."""
     return y if kind == "classes" else np.zeros(len(y), np.int64)

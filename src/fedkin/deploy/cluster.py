@@ -9,14 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from fedkin.config import Config
+from fedkin.data import Dataset
 from fedkin.deploy.authority import new_folder
 from fedkin.errors import FedKinError, UsageError
+from fedkin.tasks import USUAL
 
 Say = Callable[[str], None]
 LEAVE = 20.0  # seconds that clients have to end by themselves
@@ -49,21 +52,23 @@ def run_cluster(
         raise UsageError(f"{folder} is not empty, or no folder: give a new one with --folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        names = deal_files(config, folder / "data")
+        names, theirs = deal_files(config, folder / "data")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written ({error.strerror or error}): give another --folder") from error
     if not insecure:
         new_folder(folder / "keys", ["127.0.0.1"], names)
-    experiment = write_experiment(config, folder, len(names))
+    spec = config.task or USUAL[theirs.targets]
+    experiment = write_experiment(replace(config, task=spec, given={*config.asked, "task"}), folder, len(names))
+    own = [word for file in plugins for word in ("--plugin", file)]
+    told = ["--task", spec, *(["--vocabulary", str(theirs.vocabulary)] if theirs.vocabulary else []), *own]
     port = free_port()
     say(f"{len(names)} data files in {folder / 'data'}" + ("" if insecure else f", keys in {folder / 'keys'}"))
-    own = [word for file in plugins for word in ("--plugin", file)]
     started: list[subprocess.Popen[bytes]] = []
     try:
         server = start([*server_words(experiment, folder, port, insecure), *own], folder / "server.log", out)
         started.append(server)
         clients = [
-            start([*client_words(name, folder, port, insecure), *own], folder / name / "client.log") for name in names
+            start([*client_words(name, folder, port, insecure), *told], folder / name / "client.log") for name in names
         ]
         started += clients
         status = server.wait()
@@ -102,8 +107,8 @@ def client_words(name: str, folder: Path, port: int, insecure: bool) -> list[str
     ]
 
 
-def deal_files(config: Config, folder: Path) -> list[str]:
-    """The data set as the configuration deals it, one .npz for each client; their names."""
+def deal_files(config: Config, folder: Path) -> tuple[list[str], Dataset]:
+    """The data set as the configuration deals it, one .npz for each client; their names, and the data set."""
     from fedkin.rounds import load_data
 
     dataset, split = load_data(config)
@@ -113,7 +118,7 @@ def deal_files(config: Config, folder: Path) -> list[str]:
         own = np.sort(np.concatenate([train, validation]))
         arrays = {"x_train": dataset.x[own], "y_train": dataset.y[own], "x_test": dataset.x[test]}
         np.savez(folder / f"{name}.npz", **arrays, y_test=dataset.y[test])
-    return names
+    return names, dataset
 
 
 def write_experiment(config: Config, folder: Path, clients: int) -> Path:

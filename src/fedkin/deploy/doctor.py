@@ -50,6 +50,8 @@ def examine(
     key: str | None = None,
     cert: str | None = None,
     data: str | None = None,
+    task: str | None = None,
+    vocabulary: int = 0,
     config: Config | None = None,
     policy: str | None = None,
     insecure: bool = False,
@@ -61,7 +63,7 @@ def examine(
     `join`: also be let in by the server, and leave at once; not while the site's client is running."""
     yield _packages()
     if data is not None:
-        yield from _data(data, config)
+        yield from _data(data, task, vocabulary, config)
     if policy is not None:
         yield _policy(policy, config)
     if key is not None:
@@ -120,19 +122,27 @@ def _own_certificate(key: str, ca: str, cert: str | None) -> Step:
     return Step(name, "warning", words, SIGN) if days < SOON else Step(name, "ok", words)
 
 
-def _data(data: str, config: Config | None) -> Iterator[Step]:
+def _data(data: str, task: str | None, vocabulary: int, config: Config | None) -> Iterator[Step]:
     import numpy as np
 
     from fedkin.data.dataset import encode_labels
     from fedkin.data.own import read_site
+    from fedkin.data.targets import WORDS, outputs_of
+    from fedkin.tasks import make_task
 
     try:
-        own = read_site(data, Path(data).stem)
+        learnt = make_task(task or (config.task if config is not None else None) or "classification")
+        targets: Any = learnt.targets
+        own = read_site(data, Path(data).stem, vocabulary=vocabulary, targets=targets)
     except FedKinError as error:
         yield failed("data", error, "docs/your-data.md shows what a data file looks like")
         return
     held = "" if own.tests is None else f", the last {own.tests} for testing"
     yield Step("data", "ok", f"{len(own.x)} samples of shape {own.x.shape[1:]} ({own.x.dtype}){held}")
+    if targets != "classes":
+        yield Step("targets", "ok", f"{WORDS[targets]}, for {learnt.name}")
+        yield _fits(own.x, own.y, outputs_of(targets, own.y, vocabulary), vocabulary, config)
+        return
     codes, names = encode_labels(own.y)
     counts = np.bincount(codes, minlength=len(names)).tolist()
     shown = ", ".join(f"{n}: {c}" for n, c in list(zip(names, counts, strict=True))[:20])
@@ -141,19 +151,23 @@ def _data(data: str, config: Config | None) -> Iterator[Step]:
         yield Step("classes", "warning", f"only one class: {shown}", "a model learns nothing from one class alone")
     else:
         yield Step("classes", "ok", shown)
-    yield _fits(own.x, codes, len(names), config)
+    yield _fits(own.x, codes, max(2, len(names)), vocabulary, config)
 
 
 def _policy(policy: str, config: Config | None) -> Step:
-    from fedkin.deploy.joining import TRAVELS
+    from fedkin.deploy.joining import TASK, TRAVELS
     from fedkin.deploy.policy import Declined, Policy
     from fedkin.methods import METHODS, options_of
+    from fedkin.rounds.choices import metrics_of
+    from fedkin.tasks import make_task
 
     try:
         rules = Policy.read(policy, TRAVELS)
         if config is None:
             return Step("policy", "ok", f"{policy} can be kept; --config FILE.toml asks it about an experiment")
-        rules.check(config, options_of(METHODS[config.method], config.options, config.method))
+        learnt = make_task(config.task or TASK)
+        told = [m.name for m in (learnt.metric, *metrics_of(config, learnt))]
+        rules.check(config, options_of(METHODS[config.method], config.options, config.method), told)
     except Declined as error:
         return failed("policy", f"the experiment is declined: {error}", "agree with whoever runs the server")
     except FedKinError as error:
@@ -161,7 +175,7 @@ def _policy(policy: str, config: Config | None) -> Step:
     return Step("policy", "ok", f"{policy} allows the experiment")
 
 
-def _fits(x: Any, codes: Any, classes: int, config: Config | None) -> Step:
+def _fits(x: Any, codes: Any, outputs: int, vocabulary: int, config: Config | None) -> Step:
     """One batch through the network that the experiment names (or the usual one for such samples)."""
     import torch
 
@@ -169,9 +183,9 @@ def _fits(x: Any, codes: Any, classes: int, config: Config | None) -> Step:
     from fedkin.compute.layout import Layout
     from fedkin.models import build, default_model
 
-    chosen = (config.model if config else None) or default_model(x.shape[1:], 0)
+    chosen = (config.model if config else None) or default_model(x.shape[1:], vocabulary)
     try:
-        network = build(chosen, x.shape[1:], max(2, classes))
+        network = build(chosen, x.shape[1:], outputs, vocabulary)
         batch = Source(x[:16], codes[:16], torch.device("cpu")).batch(torch.arange(min(16, len(x))))
         head, buffers = (config.head, config.buffers) if config else (None, "average")
         layout = Layout.of(network, head, buffers, example=batch)

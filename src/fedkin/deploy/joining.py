@@ -16,6 +16,7 @@ from fedkin.config import Config, make_config
 from fedkin.core.cohort import Cohort, DataPart, Scores, Site
 from fedkin.data import Dataset
 from fedkin.data.clients import split_client
+from fedkin.data.targets import WORDS, Array, outputs_of
 from fedkin.deploy.policy import Declined
 from fedkin.deploy.state import Stamp, Vault
 from fedkin.deploy.trunk import settle
@@ -24,7 +25,9 @@ from fedkin.errors import FedKinError
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import build
 from fedkin.rounds import pick_device, pick_precision
-from fedkin.rounds.assemble import Parts, make_site
+from fedkin.rounds.assemble import Parts, check_task, make_site
+from fedkin.rounds.choices import metrics_of
+from fedkin.tasks import TASKS, Task, make_task
 from fedkin.use.model_file import Card
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ TRAVELS = (
     "method",
     "options",
     "task",
+    "metrics",
     "model",
     "head",
     "buffers",
@@ -46,8 +50,6 @@ TRAVELS = (
     "lr_factors",
     "momentum",
     "weight_decay",
-    "clip_grad",
-    "accumulate",
     "augment",
     "order",
     "seed",
@@ -57,6 +59,9 @@ TRAVELS = (
     "precision",
 )
 """The settings a server tells its sites; where and how a site computes is its own business."""
+
+
+TASK = "classification"  # what a run learns that does not say what
 
 
 class OwnCohort(Cohort):
@@ -129,7 +134,9 @@ def join(worker: Worker, message: Parcel) -> tuple[Joined, dict[str, int], str]:
     config = make_config(given)
     method_class = METHODS[config.method]
     options = options_of(method_class, config.options, config.method)
-    worker.policy.check(config, options)
+    task = _task(worker, config.task or TASK)
+    check_task(config, task, method_class, options)
+    worker.policy.check(config, options, [m.name for m in (task.metric, *metrics_of(config, task))])
     dataset, own = _dataset(worker, f.get("labels"), place, config)
     network = build(str(config.model), dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
     frozen = settle(network, f.get("frozen", ""), message.values, worker.folder)
@@ -142,7 +149,9 @@ def join(worker: Worker, message: Parcel) -> tuple[Joined, dict[str, int], str]:
     source = Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
     parts: Parts = {k: [rows if i == place else rows[:0] for i in range(clients)] for k, rows in own.items()}
     names = [worker.name if i == place else "" for i in range(clients)]
-    site = make_site(config, method_class, network, dataset, source, parts, names, precision, initial=initial)
+    site = make_site(
+        config, method_class, network, dataset, source, parts, names, precision, task=task, initial=initial
+    )
     vault = Vault(worker.folder, run)
     vault.same_data(worker.data_print)
     stamp, remark = _resume(vault, attempt, begin)
@@ -173,9 +182,32 @@ def _resume(vault: Vault, attempt: int, begin: int) -> tuple[Stamp, str]:
     return stamp, remark
 
 
+def _task(worker: Worker, spec: str) -> Task:
+    """What the run learns, by its name and options among the tasks that are known here, if this site's data are for
+    it."""
+    name = spec.partition(":")[0]
+    if name not in TASKS:
+        raise FedKinError(
+            f"the task {name[:40]!r} is not known at this site: it takes part if its client is started with the file "
+            "that registers the task (--plugin FILE.py)"
+        )
+    task = make_task(spec)
+    if task.targets != worker.targets:
+        raise FedKinError(
+            f"the run learns {name}, which needs {WORDS[task.targets]}; this site's data were read as "  # type: ignore[index]
+            f"{WORDS[worker.targets]}: start its client with --task {name}, if they are for that"
+        )
+    return task
+
+
 def _dataset(worker: Worker, labels: object, place: int, config: Config) -> tuple[Dataset, dict[DataPart, keys.I64]]:
-    """This site's samples with the labels numbered as all sites number them."""
+    """This site's samples, classes numbered as all sites number them."""
     own, known = worker.own, np.unique(worker.own.y)
+    if worker.targets != "classes":
+        if labels != []:
+            raise FedKinError("the server has a list of classes, and this site's targets are none")
+        outputs = outputs_of(worker.targets, own.y, worker.vocabulary)
+        return _parts(worker, own.y, outputs, (), place, config)
     if not isinstance(labels, list) or not 0 < len(labels) <= 1_000_000:
         raise FedKinError("the list of classes is missing")
     numbers = {v: i for i, v in enumerate(labels)}
@@ -183,9 +215,18 @@ def _dataset(worker: Worker, labels: object, place: int, config: Config) -> tupl
     if missing:
         raise FedKinError(f"class {missing[0]!r} of this site is not in the server's list")
     codes = np.array([numbers[v.item()] for v in known], np.int64)[np.searchsorted(known, own.y)]
-    names = tuple(str(v) for v in labels)
-    dataset = Dataset(worker.name, own.x, codes, len(labels), names, columns=own.columns)
-    split = split_client(codes, own.tests, place, config.seed, config.test_share, config.validation_share or 0.0)
+    return _parts(worker, codes, len(labels), tuple(str(v) for v in labels), place, config)
+
+
+def _parts(
+    worker: Worker, y: Array, outputs: int, names: tuple[str, ...], place: int, config: Config
+) -> tuple[Dataset, dict[DataPart, keys.I64]]:
+    own, kind = worker.own, worker.targets
+    dataset = Dataset(
+        worker.name, own.x, y, outputs, names, columns=own.columns, vocabulary=worker.vocabulary, targets=kind
+    )
+    shares = config.test_share, config.validation_share or 0.0
+    split = split_client(dataset.strata, own.tests, place, config.seed, *shares)
     return dataset, {"train": split[0], "validation": split[1], "test": split[2]}
 
 

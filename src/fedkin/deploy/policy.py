@@ -3,6 +3,7 @@
     methods = ["fedcap", "fedpkda"]   # others are refused
     questions = 12                    # answered in one round, at most
     test_share = 0.25                 # which samples are for testing is drawn here, once, whatever the server says
+    metrics = ["accuracy"]            # the main one and those beside it that are told; runs with others are refused
     evaluation = 0.1                  # shares of right answers in steps of a tenth; "exact"; "none"
     least_noise = 0.5                 # scale of the noise on what a method sends, against its bound on the features
     most_epsilon = 4.0                # where a method is told an epsilon instead
@@ -32,9 +33,20 @@ from fedkin.config import Config, read_toml
 from fedkin.core.federation import Masked
 from fedkin.errors import FedKinError, UsageError, unknown
 from fedkin.methods import METHODS
+from fedkin.tasks import Metric, Task
 
 QUESTIONS = 64  # in one round, where no policy says otherwise; a method asks a handful
-KEYS = ("methods", "questions", "test_share", "evaluation", "least_noise", "most_epsilon", "settings", "options")
+KEYS = (
+    "methods",
+    "questions",
+    "test_share",
+    "metrics",
+    "evaluation",
+    "least_noise",
+    "most_epsilon",
+    "settings",
+    "options",
+)
 
 
 class Declined(FedKinError):
@@ -82,6 +94,7 @@ class Policy:
     methods: tuple[str, ...] | None = None
     questions: int = QUESTIONS
     test_share: float | None = None
+    metrics: tuple[str, ...] | None = None
     evaluation: float | None = 0.0
     least_noise: float | None = None
     most_epsilon: float | None = None
@@ -108,6 +121,8 @@ class Policy:
             values["questions"] = _within("questions", given["questions"], 1, 10**6, whole=True)
         if "test_share" in given:
             values["test_share"] = _within("test_share", given["test_share"], 0.01, 0.99)
+        if "metrics" in given:
+            values["metrics"] = tuple(_listed("metrics", given["metrics"]))
         for name in ("least_noise", "most_epsilon"):
             if name in given:
                 values[name] = _within(name, given[name], 0.0, math.inf)
@@ -123,8 +138,11 @@ class Policy:
         }
         return cls(**values)
 
-    def check(self, config: Config, options: Any) -> None:
-        """Whether this site takes part in such a run."""
+    def check(self, config: Config, options: Any, metrics: Sequence[str] = ()) -> None:
+        """Whether this site takes part in such a run, which tells these metrics."""
+        for name in metrics if self.metrics is not None else ():
+            if name not in (self.metrics or ()):
+                raise Declined(f"metric {name!r}: this site's policy allows {', '.join(self.metrics or ())}")
         if self.methods is not None and config.method not in self.methods:
             raise Declined(f"method {config.method!r}: this site's policy allows {', '.join(self.methods)}")
         for name, rule in self.settings.items():
@@ -153,18 +171,34 @@ class Policy:
                 f"noise={noise!r}: this site's policy asks for target_epsilon of at most {self.most_epsilon:g}"
             )
 
-    def coarse(self, values: Mapping[str, Tensor | Masked]) -> dict[str, Tensor | Masked]:
-        """A measurement as this site tells it: no finer than its policy says."""
+    def coarse(
+        self, values: Mapping[str, Tensor | Masked], task: Task, extra: Sequence[Metric]
+    ) -> dict[str, Tensor | Masked]:
+        """A measurement of these metrics as this site tells it: no finer than its policy says."""
         if self.evaluation is None:
             raise Declined("this site's policy allows no evaluation: its own model is kept, the server is told nothing")
-        right, count, loss = (values.get(n) for n in ("correct", "count", "loss"))
+        right, count, loss, others = (values.get(n) for n in ("correct", "count", "loss", "extra"))
         if not self.evaluation or not isinstance(right, Tensor) or not isinstance(count, Tensor):
             return dict(values)
-        share = (right / count.clamp(min=1) / self.evaluation).round() * self.evaluation
-        told: dict[str, Tensor | Masked] = {"correct": (share.clamp(max=1) * count).round().to(right.dtype)}
+        value = self._step(right / count.clamp(min=1), task.metric, 1.0) * count
+        told: dict[str, Tensor | Masked] = {"correct": value.round() if task.targets == "classes" else value}
         if isinstance(loss, Tensor):
-            told["loss"] = torch.tensor([rounded(v) for v in loss.reshape(-1).tolist()], dtype=loss.dtype).view_as(loss)
+            told["loss"] = _rounded(loss)
+        if isinstance(others, Tensor):
+            each = [self._step(others[:, i], m, m.scale) for i, m in enumerate(extra)]
+            told["extra"] = torch.stack(each, 1).to(others.dtype)
         return {**values, **told}
+
+    def _step(self, value: Tensor, metric: Metric, scale: float) -> Tensor:
+        """A share in the policy's steps, any other number to two digits."""
+        if metric.bounds != (0.0, 1.0):
+            return _rounded(value)
+        step = (self.evaluation or 0.0) * scale
+        return ((value / step).round() * step).clamp(max=scale)
+
+
+def _rounded(values: Tensor) -> Tensor:
+    return torch.tensor([rounded(v) for v in values.reshape(-1).tolist()], dtype=values.dtype).view_as(values)
 
 
 def rounded(value: float) -> float:

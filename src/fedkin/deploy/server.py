@@ -14,21 +14,22 @@ import torch
 
 from fedkin.compute.batches import Source
 from fedkin.config import Config
-from fedkin.data import Dataset
 from fedkin.data.clients import split_sizes
 from fedkin.deploy import certificates as key_files
-from fedkin.deploy.joining import TRAVELS
+from fedkin.deploy.greeting import USUAL_CLASSES, Facts, digest, like, together
+from fedkin.deploy.joining import TASK, TRAVELS
 from fedkin.deploy.link import Link
-from fedkin.deploy.sites import USUAL_CLASSES, Facts, Say, Sites, digest, together
+from fedkin.deploy.sites import Say, Sites
 from fedkin.deploy.trunk import as_values, frozen_of, trunk_hash
 from fedkin.deploy.wire import Transport
+from fedkin.engines.measurement import Judge
 from fedkin.engines.rehearsal import Rehearsal
 from fedkin.engines.remote import Remote, Terms
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS, options_of
 from fedkin.rounds import Job, Listener, Result, average_of
 from fedkin.rounds.assemble import Parts, check_task, make_job, make_site
-from fedkin.rounds.choices import network_of
+from fedkin.rounds.choices import metrics_of, network_of, targets_of
 from fedkin.rounds.settings import idle, refuse
 from fedkin.runs import checkpoint
 from fedkin.runs.folder import CHECKPOINTS, SITES, RunFolder
@@ -71,7 +72,7 @@ def run_server(
         count = clients if clients is not None else len(link.signed)
         if not count:
             raise UsageError("how many sites take part? Say --clients N, or sign their keys with `fedkin keys sign`")
-        sites = link.sites(serving)
+        sites = link.sites(serving, config)
         facts = sites.gather(count, serving.wait, serving.least)
         engine = Remote(sites, [f.name for f in facts], serving.terms, link.checkpoints)
         job = prepare_deployed(config, facts, engine)
@@ -95,7 +96,7 @@ def resume_server(
     config = info.configuration(runs_dir=str(info.path.parent))
     with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder, OpenLink(serving, say) as link:
         link.folder = info.path
-        sites = link.sites(serving)
+        sites = link.sites(serving, config)
         engine = Remote(sites, [f.name for f in facts], serving.terms, link.checkpoints)
         job = prepare_deployed(config, facts, engine)
         if info.prepared.get("split_hash") != job.prepared.split_hash:
@@ -125,7 +126,7 @@ def _serve(
     sites.report_to(log)
     engine.say = log
     attempt = int(time.time() * 1000)
-    settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}
+    settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS} | {"task": job.config.task or TASK}
     shared = {
         "config": settings,
         "labels": together(facts)[2],
@@ -168,8 +169,16 @@ class OpenLink:
     def __exit__(self, *_: object) -> None:
         self.link.stop()
 
-    def sites(self, serving: Serving) -> Sites:
-        return Sites(self.link, self._say, transport=serving.transport, most_classes=serving.most_classes)
+    def sites(self, serving: Serving, config: Config) -> Sites:
+        task = config.task or TASK
+        return Sites(
+            self.link,
+            self._say,
+            transport=serving.transport,
+            most_classes=serving.most_classes,
+            targets=targets_of(config, make_task(task)),
+            task=task,
+        )
 
     def checkpoints(self) -> list[int]:
         """Rounds that the server could go back to."""
@@ -181,15 +190,12 @@ def _check(config: Config) -> None:
     for name, usual in ONLY_SIMULATED.items():
         if getattr(config, name) != usual:
             raise UsageError(f"{name}={getattr(config, name)!r} is for simulations: real sites bring their own trouble")
-    task = make_task(config.task or "classification")
-    if task.targets != "classes":
-        raise UsageError(f"task={config.task!r}: real sites learn classes; other tasks are for simulations")
-    method_class = METHODS[config.method]
+    task, method_class = make_task(config.task or TASK), METHODS[config.method]
+    metrics_of(config, task)  # refused before anybody comes
     check_task(config, task, method_class, options_of(method_class, config.options, config.method))
     refuse(
         config,
         {
-            "metrics": "sites tell how many test samples are right and their loss, and nothing else",
             **idle(config, method_class, options_of(method_class, config.options, config.method), None),
             **dict.fromkeys(OF_THE_SITES, "the sites bring their own data; leave it out"),
         },
@@ -206,22 +212,23 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: Remote) -> 
     options = options_of(method_class, config.options, config.method)
     if config.validation_share is None:
         config = replace(config, validation_share=method_class.holdout)
-    shape, dtype, labels = together(facts)
-    like = Dataset("sites", np.zeros((6, *shape), dtype), np.zeros(6, np.int64), len(labels), tuple(map(str, labels)))
-    network, name, _ = network_of(config, like, None)
-    nothing = Source(like.x[:0], like.y[:0], torch.device("cpu"))
+    task, theirs = make_task(config.task or TASK), like(facts)
+    network, name, _ = network_of(config, theirs, None)
+    nothing = Source(theirs.x[:0], theirs.y[:0], torch.device("cpu"))
     empty = [np.zeros(0, np.int64) for _ in facts]  # which samples: only the sites know
     parts: Parts = {"train": empty, "validation": empty, "test": empty}
     names = [f.name for f in facts]
-    site = make_site(config, method_class, network, like, nothing, parts, names, "fp32")
+    site = make_site(config, method_class, network, theirs, nothing, parts, names, "fp32", task=task)
     shares = (config.test_share, config.validation_share or 0.0)
     sizes = [(train, test) for train, _, test in (split_sizes(f.samples, f.tests, *shares) for f in facts)]
     resolved = replace(config, clients=len(facts), model=name, data="sites", partition="natural")
     job = make_job(
-        resolved, method_class(options), network, like, site, engine, sizes, digest(facts), average_of(config)
+        resolved, method_class(options), network, theirs, site, engine, sizes, digest(facts), average_of(config)
     )
-    engine.rehearse = Rehearsal(site, method_class(options), shape, dtype)
-    engine.tests, engine.alive = [test for _, test in sizes], lambda: job.fed.alive.ids.tolist()
+    rehearsal = Rehearsal(site, method_class(options), theirs.x, theirs.y)
+    rehearsal.try_objective()
+    engine.rehearse, engine.judge = rehearsal, Judge(task, site.extra, [test for _, test in sizes])
+    engine.alive = lambda: job.fed.alive.ids.tolist()
     engine.expel = lambda client, why: job.fed.remove([client], why)
     return job
 

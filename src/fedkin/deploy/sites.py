@@ -7,17 +7,15 @@ untrusted: it is checked here, or a reason is given.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedkin.core.federation import Each
-from fedkin.deploy.certificates import NAME
+from fedkin.data.targets import Targets
+from fedkin.deploy.greeting import USUAL_CLASSES, Facts, fitting
 from fedkin.deploy.link import Arrived, Link, Lost
 from fedkin.deploy.wire import HEADER, Transport, WireError, pack, unpack
 from fedkin.engines.remote import Arrival, Bounds, Delivery, Invalid
@@ -27,9 +25,6 @@ Say = Callable[[str], None]
 Invitation = Callable[[int, bool], tuple[dict[str, Any], dict[str, Any]]]
 """From a site's place, and whether the frozen weights go along, to the fields and values of its invitation."""
 
-MOST_SAMPLES = 10**9
-MOST_CLASSES = 100_000
-USUAL_CLASSES = 1000  # that sites may name unless the server says otherwise
 GREETING = HEADER + 64  # bytes of a greeting, or of an answer to an invitation: a header and no values
 TALK = 300.0  # seconds for a greeting or an invitation
 SLOW = 100_000  # bytes a second that frozen weights are given time for, beside that
@@ -37,98 +32,21 @@ FURNISHED = 3  # times that a site is sent them: a connection may break on the w
 MARGIN = 60.0  # seconds that a message is kept longer than the exchange waits
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a site tells about its data: how many samples of which shape, the names of its classes."""
-
-    name: str
-    samples: int
-    tests: int | None
-    shape: tuple[int, ...]
-    dtype: str
-    labels: tuple[int | str, ...]
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Facts:
-        name, samples, tests = fields.get("site"), fields.get("samples"), fields.get("tests")
-        shape, labels, dtype = fields.get("shape"), fields.get("labels"), fields.get("dtype")
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise DataError("it gives no proper name")
-        if not _whole(samples, 1, MOST_SAMPLES) or not (tests is None or _whole(tests, 0, MOST_SAMPLES)):
-            raise DataError(f"it speaks of {samples!r} samples, {tests!r} for testing")
-        assert isinstance(samples, int)
-        if (tests or 0) >= samples:
-            raise DataError(f"it speaks of {samples!r} samples, {tests!r} for testing")
-        if not isinstance(shape, list) or not 1 <= len(shape) <= 4 or not all(_whole(n, 1, 10**6) for n in shape):
-            raise DataError(f"its samples have no proper shape ({shape!r})")
-        if not isinstance(labels, list) or not 1 <= len(labels) <= MOST_CLASSES:
-            raise DataError("it names no classes")
-        if len(labels) > samples:
-            raise DataError(f"it names {len(labels)} classes, but has {samples} samples")
-        kinds = {type(v) for v in labels}
-        if kinds not in ({int}, {str}) or len(set(labels)) < len(labels) or any(len(str(v)) > 200 for v in labels):
-            raise DataError("the names of its classes are neither whole numbers nor words")
-        if dtype not in ("uint8", "float32"):
-            raise DataError(f"its samples are of type {dtype!r}")
-        return cls(name, samples, tests, tuple(shape), dtype, tuple(labels))
-
-    def plain(self) -> dict[str, Any]:
-        return {**asdict(self), "site": self.name, "shape": list(self.shape), "labels": list(self.labels)}
-
-
-def _whole(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def together(facts: Sequence[Facts]) -> tuple[tuple[int, ...], str, list[int | str]]:
-    """Shape and type of all sites' samples, and all classes in order; `DataError` where sites do not fit together."""
-    first = facts[0]
-    for other in facts[1:]:
-        if (other.shape, other.dtype) != (first.shape, first.dtype):
-            raise DataError(
-                f"site {first.name!r} has {first.dtype} samples of shape {first.shape}, site "
-                f"{other.name!r} {other.dtype} of shape {other.shape}; they must be alike"
-            )
-        if type(other.labels[0]) is not type(first.labels[0]):
-            raise DataError(f"sites {first.name!r} and {other.name!r} label with numbers and with words; use one kind")
-    return first.shape, first.dtype, sorted({v for f in facts for v in f.labels})
-
-
-def fitting(facts: Sequence[Facts], most: int) -> tuple[list[Facts], dict[str, str]]:
-    """Those of the sites that fit together, in order of their names, and why each of the others does not: the kind of
-    samples and labels that most sites have, and `most` classes in all."""
-    ordered = sorted(facts, key=lambda f: f.name)
-    kinds = [(f.shape, f.dtype, type(f.labels[0])) for f in ordered]
-    usual = max(kinds, key=kinds.count, default=None)
-    odd = {}
-    for f, kind in zip(ordered, kinds, strict=True):
-        if kind != usual and usual is not None:
-            theirs, ours = (f"{k[1]} samples of shape {k[0]}, {_sort(k[2])} for labels" for k in (kind, usual))
-            odd[f.name] = f"it has {theirs}; most sites have {ours}; they must be alike"
-    classes: set[int | str] = set()
-    for f in sorted((f for f in ordered if f.name not in odd), key=lambda f: len(f.labels)):
-        if len(classes.union(f.labels)) > most:
-            odd[f.name] = f"with its {len(f.labels)} classes there would be more than --max-classes {most}"
-        else:
-            classes.update(f.labels)
-    return [f for f in ordered if f.name not in odd], odd
-
-
-def _sort(kind: type) -> str:
-    return "numbers" if kind is int else "words"
-
-
-def digest(facts: Sequence[Facts]) -> str:
-    return hashlib.sha256(json.dumps([f.plain() for f in facts], sort_keys=True).encode()).hexdigest()
-
-
 class Sites:
     """Greets, seats and reaches sites; the `Carrier` of a `Remote`."""
 
     def __init__(
-        self, link: Link, say: Say, *, transport: Transport = "fp32", most_classes: int = USUAL_CLASSES
+        self,
+        link: Link,
+        say: Say,
+        *,
+        transport: Transport = "fp32",
+        most_classes: int = USUAL_CLASSES,
+        targets: Targets = "classes",
+        task: str = "classification",
     ) -> None:
-        self._link, self._say, self._transport, self._most_classes = link, say, transport, most_classes
+        self._link, self._say, self._transport = link, say, transport
+        self._wanted = most_classes, targets, task
         self.facts: dict[str, Facts] = {}
         self._nodes: dict[str, int] = {}  # a site's node now
         self._processes: dict[str, str] = {}  # what tells a site that is back from a second one of its name
@@ -155,7 +73,7 @@ class Sites:
         until, told = time.monotonic() + wait, -1
         while True:
             self.tick()
-            found, odd = fitting(list(self.facts.values()), self._most_classes)
+            found, odd = fitting(list(self.facts.values()), *self._wanted)
             late = time.monotonic() > until
             if len(self.facts) != told:
                 told = len(self.facts)
@@ -280,8 +198,9 @@ class Sites:
             raise DataError(f"its key is signed for {key_name!r}, it calls itself {name!r}")
         if fields.get("fedkin") != VERSION:
             raise DataError(f"it has FedKin {_text(fields.get('fedkin'))}, the server {VERSION}")
-        if len(facts.labels) > self._most_classes:
-            raise DataError(f"it names {len(facts.labels)} classes, more than --max-classes {self._most_classes}")
+        if facts.outputs > self._wanted[0]:
+            what = "names {} classes" if facts.labels else "needs {} outputs"
+            raise DataError(f"it {what.format(facts.outputs)}, more than --max-classes {self._wanted[0]}")
         process = _text(fields.get("process"))
         if self._nodes.get(name, node) != node and (not process or self._processes.get(name) != process):
             raise DataError(f"a site named {name!r} is connected already")

@@ -19,21 +19,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from fedkin.core.federation import Masked, wire_bytes
 from fedkin.data.own import read_site
+from fedkin.data.targets import WORDS, Targets
 from fedkin.deploy.joining import Joined, OwnCohort, join, whole
 from fedkin.deploy.node import LIMIT
 from fedkin.deploy.policy import Declined, Policy, rounded
 from fedkin.deploy.state import Stamp, write_private
 from fedkin.deploy.trunk import LacksFrozenWeights
 from fedkin.deploy.wire import Parcel, pack, unpack
-from fedkin.engines.remote import MEASURED
-from fedkin.errors import FedKinError
+from fedkin.engines.measurement import measurement
+from fedkin.errors import FedKinError, UsageError
 from fedkin.methods.base import REPORTS
 from fedkin.use.model_file import Card, tensors_of
 from fedkin.use.model_file import save as save_model
@@ -57,6 +58,8 @@ class Worker:
     folder: Path
     say: Say
     label: str = "label"
+    targets: Targets = "classes"
+    vocabulary: int = 0
     device: str = "auto"
     secret: bool = True
     limit: int = LIMIT
@@ -69,15 +72,20 @@ class Worker:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._noted: dict[str, Any] = {}  # of the message that is being answered, for the record
+        if self.targets == "tokens" and not self.vocabulary:
+            raise UsageError("how many token ids are there? Say --vocabulary N, the same at all sites")
         say = self.say
         self.say = lambda text: say(printable(text))
-        self.own = read_site(self.data, self.name, self.label)
+        self.own = read_site(self.data, self.name, self.label, self.vocabulary, self.targets)
         if self.policy.test_share is not None and self.own.tests is None:
             self._hold_back(self.policy.test_share)
-        self.say(
-            f"{self.data}: {len(self.own.x)} samples of shape {self.own.x.shape[1:]}, "
-            f"{len(np.unique(self.own.y))} classes"
-        )
+        self.say(f"{self.data}: {len(self.own.x)} samples of shape {self.own.x.shape[1:]}, {self._labelled()}")
+
+    def _labelled(self, told: str = "") -> str:
+        """What the samples are labelled with, in words."""
+        if self.targets == "classes":
+            return f"{told}{len(np.unique(self.own.y))} classes"
+        return f"targets that are {WORDS[self.targets]}"
 
     @property
     def model_file(self) -> Path:
@@ -164,7 +172,7 @@ class Worker:
         from fedkin.version import VERSION
 
         x, y = self.own.x, self.own.y
-        labels = np.unique(y)
+        labels = np.unique(y) if self.targets == "classes" else y[:0]
         facts: dict[str, Any] = {
             "kind": "hello",
             "site": self.name,
@@ -175,8 +183,11 @@ class Worker:
             "shape": list(x.shape[1:]),
             "dtype": x.dtype.name,
             "labels": [v.item() for v in labels],
+            "targets": self.targets,
+            "width": y.shape[1] if y.ndim == 2 else 1,
+            "vocabulary": self.vocabulary,
         }
-        self.say(f"sent: name, {len(x)} samples of shape {tuple(x.shape[1:])}, the names of {len(labels)} classes")
+        self.say(f"sent: name, {len(x)} samples of shape {tuple(x.shape[1:])}, {self._labelled('the names of ')}")
         return pack({}, facts)
 
     def _join(self, message: Parcel) -> bytes:
@@ -224,8 +235,7 @@ class Worker:
             rows = checked.pop(PERSONAL)
             if isinstance(rows, Tensor):
                 self._keep_model(job, rows, number)
-            checked = {k: v.sum(1, keepdim=True) if _per_class(v) else v for k, v in checked.items() if k in MEASURED}
-            checked = self.policy.coarse(checked)
+            checked = self.policy.coarse(measurement(checked), job.site.task, job.site.extra)
         else:
             job.stamp = Stamp(number, call, job.attempt, phase)
             job.vault.save(job.stamp, job.kept)
@@ -245,7 +255,9 @@ class Worker:
         when = f"after round {number}" if measures else f"round {number + 1}"
         known = f"loss {loss:.4g}, " if math.isfinite(loss) else ""
         work = f"{known}{fields['steps']} steps, {fields['seconds']:.2f} s"
-        self.say(f"sent: {_in_words(checked)}; {work}; {len(packed)} bytes in all; {when}, {phase}")
+        told = ", ".join(m.name for m in (job.site.task.metric, *job.site.extra))
+        words = f"{_in_words(checked)} ({told})" if measures else _in_words(checked)
+        self.say(f"sent: {words}; {work}; {len(packed)} bytes in all; {when}, {phase}")
         return packed
 
     def _check_count(self, job: Joined, number: int) -> None:
@@ -323,11 +335,6 @@ def _checked(reply: object, phase: str) -> dict[str, Tensor | Masked]:
     if not isinstance(reply, Mapping):
         raise FedKinError(f"phase {phase!r}: what it returns stays here")
     return dict(reply)
-
-
-def _per_class(value: Tensor | Masked) -> TypeGuard[Tensor]:
-    """Numbers for each class: of a measurement, only their sum leaves, not which classes a site has how much of."""
-    return isinstance(value, Tensor) and value.dim() == 2
 
 
 def _sizes(values: Mapping[str, Any]) -> dict[str, int]:

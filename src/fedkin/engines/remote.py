@@ -23,18 +23,12 @@ from torch import Tensor
 
 from fedkin.compute import keys
 from fedkin.core.federation import Measured, Messages
-from fedkin.core.messages import Answer, Masked, Spec, difference, for_some, gate, rows_for, spec_of, tensor_of
+from fedkin.core.messages import Answer, Masked, Spec, difference, for_some, rows_for, spec_of, tensor_of
 from fedkin.engines.conduct import ConductRecord
+from fedkin.engines.measurement import LARGEST, Judge
 from fedkin.engines.rehearsal import most_bytes
 from fedkin.errors import FedKinError
 
-MEASURED: Spec = {
-    "correct": ((1,), torch.float32, False),
-    "count": ((1,), torch.float32, False),
-    "loss": ((), torch.float32, False),
-}
-"""What a site says of its personal model, whatever the method."""
-LARGEST_LOSS = 1e30
 STUCK_PERIOD = 0.05  # seconds between two looks for who has come back
 
 
@@ -130,7 +124,7 @@ class Remote:
         self.voted: dict[str, Spec] = {}  # phases that cannot be rehearsed, and what most sites sent
         self._unknown: set[str] = set()  # those of which that was said
         self.useful: float | None = None  # when a reply could last be used
-        self.tests: Sequence[int] = [0] * len(names)  # test samples of each site, as it told before the run
+        self.judge = Judge(tests=[0] * len(names))  # of what sites say of their models
         self._round, self._calls, self._asked = -1, 0, 0
         self._known: tuple[object, tuple[Measured, dict[int, str]]] | None = None  # the last measurement, and of when
 
@@ -144,15 +138,15 @@ class Remote:
     def measure(self, ids: keys.I64, function: str, message: Mapping[str, object], round: int) -> Answer:
         """Like `call`, for looking only: nothing at the sites changes, and nobody has to answer."""
         fields = {"phase": function, "round": round, "call": -1, "checkpoints": self._checkpoints()}
-        return _Exchange(self, ids, message, fields, MEASURED).run(0.0)
+        return _Exchange(self, ids, message, fields, self.judge.spec).run(0.0)
 
     def measured(self, ids: keys.I64, report: str, messages: Messages, round: int) -> tuple[Measured, dict[int, str]]:
         """What can be true of what the sites say; asked once, as long as no work comes between."""
         now = (round, self._asked, report)
         if self._known is None or self._known[0] != now:
             answer = self.measure(ids, report, messages(ids), round)
-            correct, count, loss, why = plausible_measurements(answer, self.tests)
-            self._known = now, (Measured(correct, count, loss, np.zeros((len(loss), 0))).of(ids), why)
+            found, why = self.judge.believed(answer)
+            self._known = now, (found.of(ids), why)
         return self._known[1]
 
     def rows(self, ids: keys.I64, report: str, evaluated: str, messages: Messages, round: int) -> Tensor:
@@ -171,31 +165,13 @@ class Remote:
     def take_note(self, client: int, fields: Mapping[str, Any]) -> None:
         """What a site says about its work; `FedKinError` if that cannot be."""
         loss, steps = fields.get("loss"), fields.get("steps", 0)
-        if loss is not None and not (isinstance(loss, float | int) and abs(loss) <= LARGEST_LOSS):
+        if loss is not None and not (isinstance(loss, float | int) and abs(loss) <= LARGEST):
             raise FedKinError(f"it speaks of a training loss of {str(loss)[:40]}")
         if not isinstance(steps, int) or not 0 <= steps < 1 << 40:
             raise FedKinError(f"it speaks of {str(steps)[:40]} training steps")
         if loss is not None:
             self.losses[client] = float(loss)
         self.client_steps += steps
-
-
-def plausible_measurements(answer: Answer, tests: Sequence[int]) -> tuple[Any, Any, Any, dict[int, str]]:
-    """Right answers, samples and loss of each site as far as they can be true; zeros and NaN for the others, and why
-    (of those that have something to be evaluated by)."""
-    kept, why = gate(answer, MEASURED)
-    why = {**answer.failed, **why}
-    correct, count, loss = np.zeros(len(tests)), np.zeros(len(tests)), np.full(len(tests), np.nan)
-    values = {name: value for name, value in kept.replies.items() if isinstance(value, Tensor)}
-    for k, client in enumerate(kept.ids.tolist()):
-        if client in why:
-            continue
-        right, of = float(values["correct"][k]), float(values["count"][k])
-        if of == tests[client] and 0 <= right <= of:
-            correct[client], count[client], loss[client] = right, of, float(values["loss"][k])
-        else:
-            why[client] = f"says {right:g} of {of:g} test samples right; it has {tests[client]}"
-    return correct, count, loss, {c: reason for c, reason in sorted(why.items()) if tests[c]}
 
 
 class _Exchange:

@@ -55,10 +55,10 @@ class Regression(Task):
     extra = ("rmse", "mae", "r2")
     metrics = named(
         [
-            Metric("mse", "mean squared error", _mse, higher=False),
-            Metric("rmse", "root of a client's mean squared error", _rmse, higher=False),
-            Metric("mae", "mean absolute error", _mae, higher=False),
-            Metric("r2", "share of the variance that is explained", r2, needs="targets that differ"),
+            Metric("mse", "mean squared error", _mse, higher=False, low=0.0),
+            Metric("rmse", "root of a client's mean squared error", _rmse, higher=False, low=0.0),
+            Metric("mae", "mean absolute error", _mae, higher=False, low=0.0),
+            Metric("r2", "share of the variance that is explained", r2, needs="targets that differ", high=1.0),
         ]
     )
     loss: Literal["mse", "mae", "huber"] = option("mse", "squared error, absolute error, or Huber's (delta 1)")

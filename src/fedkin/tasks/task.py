@@ -28,8 +28,9 @@ from fedkin.errors import UsageError, unknown
 from fedkin.options import named_spec, validated
 from fedkin.registry import Registry
 
-TASKS: Registry[type[Task]] = Registry("task")
-"""All tasks by name; `@fk.TASKS.register("name")` adds one."""
+TASKS: Registry[type[Task] | Task] = Registry("task")
+"""All tasks by name; `@fk.TASKS.register("name")` adds a class, `fk.TASKS.register("name")(fk.task(...))` a task that
+is made already."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Metric:
     `value` takes what the task keeps of the outputs and the targets, and gives NaN where the metric cannot be computed;
     `needs` says what is missing then. `unit` "%" marks a share that is shown in percent, `scale` is what the value is
     multiplied by for that, and `of` gives the number as it is shown; of a `share`, 1 is the best. `higher`: more is
-    better. `name` is what a run calls it."""
+    better. `name` is what a run calls it. `low` and `high` bound the values that there can be: what a site of a
+    deployment says beyond them is not believed."""
 
     name: str
     about: str
@@ -48,6 +50,13 @@ class Metric:
     higher: bool = True
     share: bool = False
     needs: str = "samples"
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Between which the value is, whatever the model and the samples."""
+        return (0.0, 1.0) if self.share or self.unit == "%" else (self.low, self.high)
 
     @property
     def scale(self) -> float:
@@ -140,7 +149,14 @@ class Task:
 def make_task(spec: str) -> Task:
     """A task by name and options: "regression:loss=mae"."""
     name, options = named_spec(spec)
-    return validated(TASKS[name], options, f"task {name!r}")
+    found = TASKS[name]
+    if not isinstance(found, Task):
+        return validated(found, options, f"task {name!r}")
+    if options:
+        raise UsageError(f"task {spec!r}: {name!r} has no options")
+    if found.name != name:
+        raise UsageError(f"the task {name!r} calls itself {found.name!r}: make it with fk.task(..., name={name!r})")
+    return found
 
 
 USUAL: Mapping[str, str] = {

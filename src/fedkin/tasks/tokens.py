@@ -53,7 +53,7 @@ class NextToken(Task):
     metrics = named(
         [
             Metric("accuracy", "share of positions whose token is predicted", _accuracy, "%", share=True),
-            Metric("perplexity", "exp of the mean cross-entropy over positions", _perplexity, higher=False),
+            Metric("perplexity", "exp of the mean cross-entropy over positions", _perplexity, higher=False, low=1.0),
         ]
     )
 

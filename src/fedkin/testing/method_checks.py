@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from fedkin.engines.rehearsal import Rehearsal
 from fedkin.engines.simulator import Simulator
 from fedkin.methods.base import REPORTS
 from fedkin.testing.tampering import misshape, poison
-from fedkin.testing.tiny import FEATURES, MethodOrName, finished, job_of, personal_rows, sane
+from fedkin.testing.tiny import CLASSES, FEATURES, MethodOrName, finished, job_of, personal_rows, sane
 
 Check = Callable[..., None]
 
@@ -185,7 +186,8 @@ def can_be_rehearsed(method: MethodOrName, options: Mapping[str, Any] | None = N
     """What a reply looks like follows from the method, its options, the network and the message, for every client
     alike: a server can know it beforehand, from a client that is made up."""
     job = job_of(method, options, rounds=3, participation=0.67)
-    call, rehearsal = job.engine.call, Rehearsal(job.site, type(job.method)(job.method.options), (FEATURES,), "float32")
+    x, y = np.ones((12, FEATURES), np.float32), np.arange(12) % CLASSES
+    call, rehearsal = job.engine.call, Rehearsal(job.site, type(job.method)(job.method.options), x, y)
 
     def compared(ids: Any, function: str, message: Any, round: int) -> Answer:
         answer = call(ids, function, message, round)
