@@ -117,8 +117,11 @@ OPTIMISERS = [SGD(0.1), SGD(0.1, 0.9), SGD(0.1, 0.5, 0.01), Adam(0.01), Adam(0.0
 
 @here
 @pytest.mark.parametrize("opt", OPTIMISERS, ids=str)
-@pytest.mark.parametrize(("pull", "mask", "gate"), list(itertools.product([False, True], repeat=3)))
-def test_a_step_is_the_update_row_by_row(opt, pull, mask, gate):
+@pytest.mark.parametrize(
+    ("pull", "mask", "gate", "shorten"),
+    [(*p, False) for p in itertools.product([False, True], repeat=3)] + [(False,) * 3 + (True,), (True,) * 4],
+)
+def test_a_step_is_the_update_row_by_row(opt, pull, mask, gate, shorten):
     """Against `update` on each row alone; a row that rests keeps its weights and its memory."""
     torch.manual_seed(2)
     shapes = [(6, 3, 3, 2), (6,), (7, 5)]
@@ -127,6 +130,7 @@ def test_a_step_is_the_update_row_by_row(opt, pull, mask, gate):
     anchors, masks = [rows_of(s) for s in shapes], [rows_of(s, torch.bool) for s in shapes]
     mu, taken = torch.tensor([0.0, 0.5, 1.0, 2.0], device=DEVICE), torch.tensor([1.0, 2.0, 7.0, 900.0], device=DEVICE)
     on = torch.tensor([1.0, 1.0, 0.0, 1.0], device=DEVICE) if gate else None
+    scale = torch.tensor([1.0, 0.1, 0.5, 0.0], device=DEVICE) if shorten else torch.ones(4, device=DEVICE)
     expected, remembered = [p.clone() for p in params], [[t.clone() for t in b] for b in memory]
     for r in range(4):
         if on is not None and not on[r]:
@@ -134,15 +138,14 @@ def test_a_step_is_the_update_row_by_row(opt, pull, mask, gate):
         update(
             opt,
             [p[r] for p in expected],
-            [g[r] for g in grads],
+            [g[r] * scale[r] for g in grads],
             [[t[r] for t in b] for b in remembered],
             float(taken[r]),
             Pull([float(mu[r])] * 3, [a[r] for a in anchors]) if pull else None,
             [m[r] for m in masks] if mask else None,
         )
-    kernels.step(
-        opt, params, grads, memory, taken, mu if pull else None, anchors if pull else None, masks if mask else None, on
-    )
+    given = (mu if pull else None, anchors if pull else None, masks if mask else None, on)
+    kernels.step(opt, params, grads, memory, taken, *given, scale=scale if shorten else None)
     for a, b in zip([*params, *itertools.chain(*memory)], [*expected, *itertools.chain(*remembered)], strict=True):
         assert torch.allclose(a, b, atol=1e-5, rtol=1e-4)
 

@@ -342,5 +342,5 @@ def test_command(folder: Path, data: Path, tmp_path: Path) -> None:
     assert "failed   network" in shown_now
     assert "fix: is `fedkin server` running" in shown_now
     assert not json.loads(fedkin(*files, *there, "--json", code=1))["ready"]
-    fedkin(code=2)
+    fedkin("--insecure", code=2)
     fedkin("--server", "nowhere", code=2)

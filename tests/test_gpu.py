@@ -89,6 +89,16 @@ def test_every_optimiser(way: str, opt: object) -> None:
     same(way, build("fedcap-cifar", SHAPE, CLASSES), opt=opt, tolerance=2e-2 if isinstance(opt, Adam) else 1e-3)
 
 
+@pytest.mark.parametrize("opt", [SGD(0.01, 0.9, 1e-3), Adam(1e-3)], ids=["momentum", "adam"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("way", ["batched", "graph"])
+def test_clipping_and_accumulation(way: str, clip: float | None, opt: object) -> None:
+    model, ends = build("fedcap-cifar", SHAPE, CLASSES), np.cumsum(SIZES)
+    parts = [np.arange(e - n, e) for e, n in zip(ends, SIZES, strict=True)]
+    steps = plan(parts, np.arange(ROWS), 2, 4, (0,), True, accumulate=3)
+    same(way, model, plan=steps, clip=clip, opt=opt, tolerance=2e-2 if isinstance(opt, Adam) else 1e-3)
+
+
 def test_pull_mask_and_terms() -> None:
     model = build("fedcap-cifar", SHAPE, CLASSES)
     width = Layout.of(model, "head").width

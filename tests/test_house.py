@@ -16,6 +16,7 @@ SHARED_NAMES = {
     "deploy": "the package and, in cli, its commands",
     "web": "the package and, in cli, its command",
     "runs": "the package and, in cli, its commands",
+    "doctor": "checks what could stand in the way: of a site and, in cli, the command",
     "own": "what users bring: data of their own, networks of their own",
     "runner": "runs what a table or a grid lists, and skips what is finished",
     "options": "what may be set: how it is declared and checked, and what each large method declares",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, asdict, dataclass, field, fields, replace
@@ -16,12 +17,29 @@ from fedkin.version import VERSION
 
 NOT_IDENTITY = ("runs_dir", "checkpoint_every", "device", "way", "chunk", "data_dir", "on_failure", "force")
 """Where and how a run is done, not what it is."""
-LATER = {"lr_schedule": "constant", "lr_factors": "same", "task": None, "metrics": None}
+LATER: dict[str, Any] = {
+    **{"lr_schedule": "constant", "lr_factors": "same", "task": None, "metrics": None},
+    **{"clip_grad": None, "accumulate": 1},
+}
 """Settings that older runs did not have, and the values that they were done with: these say nothing new."""
 TEXTS = ("lr_factors", "lr-factors", "metrics")
 """Settings that are one text and may be given as a list or a table."""
+SPLIT = (
+    *("data", "data_dir", "clients", "partition", "samples_per_client", "quantity_skew"),
+    *("test_share", "validation_share", "seed"),
+)
+"""Settings that decide who holds which samples."""
 ONLY_UNDER_ATTACK = ("malicious", "knowledge", "attackers")
 """Settings that change nothing where nobody attacks."""
+DATA, MODEL, TRAINING, EVALUATION, CLIENTS, PLACE = GROUPS = (
+    "Data",
+    "Model and task",
+    "Training",
+    "Evaluation",
+    "Hostile and failing clients",
+    "Where and how it runs",
+)
+"""What settings are about; help is in this order. Each setting says at its field which one it belongs to."""
 POINTS = {
     "received": "as received",
     "after_local": "after local training",
@@ -39,115 +57,172 @@ class Config:
     Made by `fk.run(...)` and kept as `result.config`. Each setting is a flag of `fedkin run`, too;
     `given` names those that somebody asked for."""
 
-    method: str = option("fedavg", "the method; `fedkin methods` lists them")
-    data: str = option("digits", "a data set by name, an .npz file, or a folder with one file per client")
-    data_dir: str | None = option(None, "the folder that holds data sets (default: FEDKIN_DATA, else the user's cache)")
-    clients: int | None = option(20, "number of clients (with a natural partition, default: all that it has)", low=1)
-    partition: str = option("pathological:2", "how samples are dealt to clients; `fedkin partitions` lists the ways")
-    samples_per_client: int | None = option(None, "keep at most this many samples of each client", low=1)
-    quantity_skew: float | None = option(
-        None, "makes client sizes unequal: the sigma of a log-normal distribution", above=0
+    method: str = option("fedavg", "the method; `fedkin methods` lists them", group=TRAINING)
+    data: str = option("digits", "a data set by name, an .npz file, or a folder with one file per client", group=DATA)
+    clients: int | None = option(
+        20, "number of clients (with a natural partition, default: all that it has)", low=1, group=DATA
     )
-    test_share: float = option(0.25, "share of each client's samples that is used for testing only", low=0, high=0.9)
+    partition: str = option(
+        "pathological:2", "how samples are dealt to clients; `fedkin partitions` lists the ways", group=DATA
+    )
+    samples_per_client: int | None = option(None, "keep at most this many samples of each client", low=1, group=DATA)
+    quantity_skew: float | None = option(
+        None, "makes client sizes unequal: the sigma of a log-normal distribution", above=0, group=DATA
+    )
+    test_share: float = option(
+        0.25, "share of each client's samples that is used for testing only", low=0, high=0.9, group=DATA
+    )
     validation_share: float | None = option(
         None,
         "share of each client's training samples that is set aside for validation (default: what the method needs)",
         low=0,
         high=0.9,
+        group=DATA,
     )
     shift: str | None = option(
-        None, "corruptions of the images, by name with commas between, or all; each client gets one of them"
+        None, "corruptions of the images, by name with commas between, or all; each client gets one of them", group=DATA
     )
-    severity: int = option(5, "strength of the corruptions", low=1, high=5)
+    severity: int = option(5, "strength of the corruptions", low=1, high=5, group=DATA)
+    data_dir: str | None = option(
+        None, "the folder that holds data sets (default: FEDKIN_DATA, else the user's cache)", group=DATA
+    )
+    model: str | None = option(
+        None, "the network; `fedkin models` lists them (default: one that suits the data)", group=MODEL
+    )
+    head: str | None = option(
+        None,
+        "the module of the network that is the head (default: the linear layer that makes the output)",
+        group=MODEL,
+    )
+    init: Literal["seed", "given"] = option(
+        "seed",
+        "first weights of a network of your own (from Python): drawn from the seed, or those that it came with",
+        group=MODEL,
+    )
+    buffers: Literal["average", "local"] = option(
+        "average", "BatchNorm statistics: averaged with the body, or kept by each client", group=MODEL
+    )
     task: str | None = option(
         None,
         "what is learnt; `fedkin tasks` lists the tasks; options follow a colon, as in regression:loss=mae (default: "
         "what the data are for)",
+        group=MODEL,
     )
     metrics: str | None = option(
-        None, "metrics beside the task's main one, as in auc+macro-f1, or all; `fedkin tasks NAME` lists them"
+        None,
+        "metrics beside the task's main one, as in auc+macro-f1, or all; `fedkin tasks NAME` lists them",
+        group=MODEL,
     )
-    model: str | None = option(None, "the network; `fedkin models` lists them (default: one that suits the data)")
-    head: str | None = option(
-        None, "the module of the network that is the head (default: the linear layer that makes the output)"
+    rounds: int = option(20, "number of communication rounds", low=1, group=TRAINING)
+    participation: float = option(
+        1.0, "share of the clients that are drawn in each round", above=0, high=1, group=TRAINING
     )
-    init: Literal["seed", "given"] = option(
-        "seed", "first weights of a network of your own (from Python): drawn from the seed, or those that it came with"
-    )
-    buffers: Literal["average", "local"] = option(
-        "average", "BatchNorm statistics: averaged with the body, or kept by each client"
-    )
-    rounds: int = option(20, "number of communication rounds", low=1)
-    participation: float = option(1.0, "share of the clients that are drawn in each round", above=0, high=1)
-    epochs: int = option(5, "local epochs in each round", low=1)
-    batch: int = option(10, "mini-batch size", low=1)
-    optimiser: Literal["sgd", "adam"] = option("sgd", "local optimiser")
-    lr: float = option(0.01, "learning rate", above=0)
+    epochs: int = option(5, "local epochs in each round", low=1, group=TRAINING)
+    batch: int = option(10, "mini-batch size", low=1, group=TRAINING)
+    optimiser: Literal["sgd", "adam"] = option("sgd", "local optimiser", group=TRAINING)
+    lr: float = option(0.01, "learning rate", above=0, group=TRAINING)
     lr_schedule: str = option(
         "constant",
         "how the learning rate changes from round to round; `fedkin schedules` lists the ways; options follow a "
         "colon, as in step:every=10,gamma=0.5",
+        group=TRAINING,
     )
     lr_factors: str = option(
         "same",
         "the factor by which each client multiplies its learning rates: same, lognormal:SIGMA, one for each client as "
         "in 1+0.5+2, or some by name as in paris=0.1+lima=2",
+        group=TRAINING,
     )
-    momentum: float = option(0.0, "momentum of sgd", low=0, high=0.999)
-    weight_decay: float = option(0.0, "weight decay", low=0)
-    augment: bool = option(False, "train on random crops (with a padding of 4) and flips of the images")
+    momentum: float = option(0.0, "momentum of sgd", low=0, high=0.999, group=TRAINING)
+    weight_decay: float = option(0.0, "weight decay", low=0, group=TRAINING)
+    clip_grad: float | None = option(
+        None,
+        "the largest norm of a client's gradient: a longer one is shortened to it before the optimiser takes its step "
+        "(default: no limit)",
+        above=0,
+        infinite=True,
+        group=TRAINING,
+    )
+    accumulate: int = option(
+        1,
+        "mini-batches that go into one step of the optimiser: as one batch so many times as large",
+        low=1,
+        group=TRAINING,
+    )
+    augment: bool = option(False, "train on random crops (with a padding of 4) and flips of the images", group=TRAINING)
     order: Literal["shuffled", "fixed"] = option(
-        "shuffled", "order of the samples in a local epoch; fixed: as stored, without the last batch if it is short"
+        "shuffled",
+        "order of the samples in a local epoch; fixed: as stored, without the last batch if it is short",
+        group=TRAINING,
     )
-    seed: int = option(0, "the seed from which everything random follows", low=0)
+    seed: int = option(0, "the seed from which everything random follows", low=0, group=TRAINING)
     eval_point: Literal["auto", "received", "after_local", "last_round"] = option(
         "auto",
         "when a client's model is evaluated: as received from the server, after local training, or (last_round) after "
         "it for clients that trained in the last round and as received for the others; auto: the method's own point",
+        group=EVALUATION,
     )
-    eval_every: int = option(1, "evaluate after every so many rounds, and always after the last one", low=1)
-    drop: float = option(0.0, "probability that a client does not answer", low=0, high=0.99)
-    straggle: float = option(0.0, "probability that a client's reply comes too late", low=0, high=0.99)
+    eval_every: int = option(
+        1, "evaluate after every so many rounds, and always after the last one", low=1, group=EVALUATION
+    )
+    drop: float = option(0.0, "probability that a client does not answer", low=0, high=0.99, group=CLIENTS)
+    straggle: float = option(0.0, "probability that a client's reply comes too late", low=0, high=0.99, group=CLIENTS)
     attack: str = option(
-        "none", "what malicious clients do; `fedkin attacks` lists the attacks; options follow a colon, as in lie:z=0.5"
+        "none",
+        "what malicious clients do; `fedkin attacks` lists the attacks; options follow a colon, as in lie:z=0.5",
+        group=CLIENTS,
     )
-    malicious: float = option(0.3, "share of the clients that are malicious; needs an attack", low=0, high=1)
+    malicious: float = option(
+        0.3, "share of the clients that are malicious; needs an attack", low=0, high=1, group=CLIENTS
+    )
     knowledge: Literal["own", "full"] = option(
-        "full", "which updates attackers see: their own, or those of all clients"
+        "full", "which updates attackers see: their own, or those of all clients", group=CLIENTS
     )
     attackers: str = option(
         "fixed",
         "fixed: the same attackers in all rounds; redrawn: others in every round; or their numbers, as in 1+8+10",
+        group=CLIENTS,
     )
     rule: str = option(
         "mean",
         "how the server averages; `fedkin rules` lists the rules; options follow a colon, as in krum:malicious=0.2",
+        group=CLIENTS,
     )
-    device: str = option("auto", "cpu, cuda, cuda:1, ...; auto: a GPU if there is one")
+    device: str = option("auto", "cpu, cuda, cuda:1, ...; auto: a GPU if there is one", group=PLACE)
     precision: Literal["auto", "fp32", "tf32", "bf16"] = option(
-        "auto", "precision of training; auto: tf32 on a GPU, fp32 elsewhere"
+        "auto", "precision of training; auto: tf32 on a GPU, fp32 elsewhere", group=PLACE
     )
     way: str = option(
-        "auto", "how the clients' models are trained side by side: each, threads, batched, graph; auto: the fastest"
+        "auto",
+        "how the clients' models are trained side by side: each, threads, batched, graph; auto: the fastest",
+        group=PLACE,
     )
     chunk: int | None = option(
-        None, "work on at most this many clients at once, which bounds memory and does not change results", low=1
+        None,
+        "work on at most this many clients at once, which bounds memory and does not change results",
+        low=1,
+        group=PLACE,
     )
-    force: bool = option(False, "start even if memory or disk look too small for the run")
+    force: bool = option(False, "start even if memory or disk look too small for the run", group=PLACE)
     on_failure: Literal["drop", "stop"] = option(
-        "drop", "what happens if a client fails: the run goes on without it, or stops"
+        "drop", "what happens if a client fails: the run goes on without it, or stops", group=CLIENTS
     )
     runs_dir: str | None = option(
-        None, "the folder in which the run gets a folder of its own (default: FEDKIN_RUNS, else ./runs)"
+        None, "the folder in which the run gets a folder of its own (default: FEDKIN_RUNS, else ./runs)", group=PLACE
     )
     checkpoint_every: int = option(
-        10, "save a checkpoint, from which a run can be resumed, after every so many rounds; 0: never", low=0
+        10,
+        "save a checkpoint, from which a run can be resumed, after every so many rounds; 0: never",
+        low=0,
+        group=PLACE,
     )
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "the method's own options"})
     given: InitVar[Iterable[str]] = ()  # names of settings that somebody asked for; no part of what a run is
 
     def __post_init__(self, given: Iterable[str]) -> None:
         object.__setattr__(self, "given", frozenset(given))  # where `replace` finds it
+        if self.clip_grad == math.inf:
+            object.__setattr__(self, "clip_grad", None)
 
     @property
     def asked(self) -> frozenset[str]:

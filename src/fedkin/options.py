@@ -23,10 +23,12 @@ def option(
     high: float | None = None,
     above: float | None = None,
     infinite: bool = False,
+    group: str = "",
 ) -> Any:
     """A dataclass field with its help and range: low <= value <= high, or value > above; `infinite`: inf means
-    something (no bound, say), where otherwise only finite numbers do."""
-    meta = {"help": help, "low": low, "high": high, "above": above, "infinite": infinite}
+    something (no bound, say), where otherwise only finite numbers do. `group`: what it is about, where options are
+    many."""
+    meta = {"help": help, "low": low, "high": high, "above": above, "infinite": infinite, "group": group}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=meta)
     return dataclasses.field(default=default, metadata=meta)
@@ -41,13 +43,16 @@ class Described:
     default: Any
     help: str
     accepts: str
+    group: str = ""
 
 
 def describe(schema: type[Any]) -> list[Described]:
     hints = _hints(schema)  # type: ignore[arg-type]
     return [
-        Described(f.name, _type_name(kind), _default(f), f.metadata.get("help", ""), _accepts(f, kind))
-        for f, kind in ((f, hints[f.name]) for f in dataclasses.fields(schema))
+        Described(
+            f.name, _type_name(kind), _default(f), about.get("help", ""), _accepts(f, kind), about.get("group", "")
+        )
+        for f, kind, about in ((f, hints[f.name], f.metadata) for f in dataclasses.fields(schema))
     ]
 
 

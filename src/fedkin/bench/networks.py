@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedkin.models import lora
+
 
 class ViT(nn.Module):
     """A small vision transformer: patches, a class token, learnt positions, PyTorch's own encoder."""
@@ -63,3 +65,51 @@ class Depthwise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.head(self.flat(self.pool(self.blocks(self.stem(x)))))
         return scores
+
+
+class Block(nn.Module):
+    """A layer of BERT: attention and a wide part, each with LayerNorm behind it."""
+
+    def __init__(self, width: int, heads: int, inner: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.up, self.down, self.last = nn.Linear(width, inner), nn.Linear(inner, width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (of(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for of in (self.query, self.key, self.value))
+        seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = self.norm(x + self.out(seen))
+        found: Tensor = self.last(x + self.down(F.gelu(self.up(x))))
+        return found
+
+
+class Bert(nn.Module):
+    """BERT of MiniLM's size, and a classifier on the mean of all positions."""
+
+    def __init__(
+        self,
+        classes: int = 10,
+        words: int = 30522,
+        length: int = 64,
+        width: int = 384,
+        layers: int = 6,
+        heads: int = 12,
+        inner: int = 1536,
+    ) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.norm = nn.LayerNorm(width)
+        self.blocks = nn.Sequential(*(Block(width, heads, inner) for _ in range(layers)))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.norm(self.words(ids) + self.places.weight[: ids.shape[1]])
+        scores: Tensor = self.head(self.blocks(x).mean(1))
+        return scores
+
+
+def minilm() -> nn.Module:
+    """Its trunk frozen, updates of rank 8 beside all queries and values."""
+    return lora(Bert(), 8, ["*.query", "*.value"], head="head")

@@ -7,10 +7,12 @@ with are compared too. Timings alternate and the median counts, because machines
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkin.bench.networks import LSTM, Depthwise, ViT
+from fedkin.bench.networks import LSTM, Depthwise, ViT, minilm
 from fedkin.bench.stopwatch import peak_mb, sync, timed
 from fedkin.compute import graphs, keys
 from fedkin.compute.backends import matmul_precision
@@ -46,6 +48,7 @@ class Case:
     ragged: bool = False
     loop: bool = True  # the loop is timed too
     chunk: int | None = None
+    vocabulary: int = 0  # of token ids
 
     def network(self) -> nn.Module:
         if isinstance(self.model, str):
@@ -69,6 +72,8 @@ VIT = Case(
 )
 SERIES = "20 clients of an LSTM (hidden 128) on series of 50 steps, batch 10, 1 epoch of 100 samples"
 BLOCKS = "20 clients of four depthwise-separable blocks of 64 channels with BatchNorm, batch 10, 1 epoch of 100 samples"
+TEXTS = "20 clients of MiniLM (6 layers, width 384) with LoRA of rank 8, batch 8 of 64 tokens, 5 steps"
+LORA = replace(VIT, about=TEXTS, model=minilm, shape=(64,), batch=8, samples=40, vocabulary=30522)
 CASES: dict[str, Case] = {
     "cnn-512": CNN,
     "cnn-512-100": replace(CNN, about="the same with 100 clients", clients=100),
@@ -79,6 +84,8 @@ CASES: dict[str, Case] = {
     "vit-tiny-100": replace(VIT, about="the same with 100 clients", clients=100),
     "lstm": replace(VIT, about=SERIES, model=LSTM, shape=(50, 32)),
     "depthwise-bn": replace(VIT, about=BLOCKS, model=Depthwise),
+    "lora-minilm": LORA,
+    "lora-minilm-100": replace(LORA, about="the same with 100 clients", clients=100),
     "emnist-1000": replace(EMNIST, about=THOUSAND, clients=1000, samples=40, epochs=1, loop=False, chunk=100),
 }
 
@@ -109,7 +116,7 @@ def measure(name: str, device: torch.device, precision: Precision, quick: bool, 
     loops, cohorts = [], []
     for _ in range(repeats):
         if case.loop:
-            theirs, seconds = timed(lambda: loop(case.network(), site, steps, precision), device)
+            theirs, seconds = timed(partial(loop, copy.deepcopy(network), site, steps, precision), device)
             loops.append(seconds)
         mine, seconds = timed(cohort, device)
         cohorts.append(seconds)
@@ -145,10 +152,13 @@ def _sizes(case: Case) -> keys.I64:
 def samples_of(case: Case) -> Dataset:
     """Random ones."""
     rng, count = np.random.default_rng(0), int(_sizes(case).sum())
-    images = len(case.shape) == 3
     size = (count, *case.shape)
-    x: Any = rng.integers(0, 256, size, dtype=np.uint8) if images else rng.standard_normal(size, dtype=np.float32)
-    return Dataset("bench", x, rng.integers(0, case.classes, count), case.classes)
+    if case.vocabulary:
+        x: Any = rng.integers(0, case.vocabulary, size)
+    else:
+        images = len(case.shape) == 3
+        x = rng.integers(0, 256, size, dtype=np.uint8) if images else rng.standard_normal(size, dtype=np.float32)
+    return Dataset("bench", x, rng.integers(0, case.classes, count), case.classes, vocabulary=case.vocabulary)
 
 
 def site_of(

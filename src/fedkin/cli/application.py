@@ -14,7 +14,6 @@ app = typer.Typer(
     name="fedkin",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -25,15 +24,19 @@ from fedkin.cli.application import (
 )
 from fedkin.cli.console import messages, print_json, screen, table
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
-from fedkin.cli.flags import checked, from_file, grid_configs, run_config_of, split_settings
-from fedkin.config import make_config
+from fedkin.cli.flags import checked, from_file, grid_configs, run_config_of
+from fedkin.cli.names import check_name, completing, methods_and_files
+from fedkin.config import SPLIT, make_config
+from fedkin.version import VERSION
 
-One = Annotated[str | None, typer.Argument(help="The one to show in detail.")]
+
+def _one(kind: str) -> Any:
+    return typer.Argument(help="The one to show in detail.", autocompletion=completing(kind))
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"fedkin {version('fedkin')}")
+        print(f"fedkin {VERSION}")
         raise typer.Exit
 
 
@@ -69,7 +72,14 @@ def _welcome(
     settings=everything,
 )
 def run(
-    target: Annotated[str, typer.Argument(metavar="METHOD|FILE.toml", help="A method's name, or a TOML file.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD|FILE.toml",
+            help="A method's name, or a TOML file.",
+            autocompletion=methods_and_files,
+        ),
+    ],
     settings: dict[str, Any],
     set_: Sets = None,
     sink: SinkFlags = None,
@@ -136,7 +146,7 @@ def demo(json: Json = False) -> None:
     fedkin split experiment.toml --json
     """,
     LOOK,
-    settings=split_settings,
+    settings=lambda: {*SPLIT},
 )
 def split(
     settings: dict[str, Any],
@@ -144,9 +154,10 @@ def split(
     json: Json = False,
 ) -> None:
     """Show which client would hold which classes, before anything trains."""
+    config = checked(make_config({**(from_file(file) if file else {}), **settings}))
     from fedkin.cli.splits import show_split
 
-    show_split(checked(make_config({**(from_file(file) if file else {}), **settings})), json)
+    show_split(config, json)
 
 
 @command(
@@ -158,7 +169,7 @@ def split(
     LOOK,
 )
 def methods(
-    name: One = None,
+    name: Annotated[str | None, _one("method")] = None,
     model: Annotated[
         str, typer.Option("--model", metavar="NAME", help="The model whose message size is shown.")
     ] = "cnn-512",
@@ -167,6 +178,7 @@ def methods(
 ) -> None:
     """List the methods, or show one with its paper, its options and their ranges, and what it shares."""
     use_plugins(plugin)
+    check_name("method", name)
     from fedkin.cli.listing import Methods
 
     Methods(model).present(name, json)
@@ -180,9 +192,10 @@ def methods(
     """,
     LOOK,
 )
-def attacks(name: One = None, plugin: Plugins = None, json: Json = False) -> None:
+def attacks(name: Annotated[str | None, _one("attack")] = None, plugin: Plugins = None, json: Json = False) -> None:
     """List what malicious clients can do, or show one attack with its paper, its options and their ranges."""
     use_plugins(plugin)
+    check_name("attack", name)
     from fedkin.cli.listing import Attacks
 
     Attacks().present(name, json)
@@ -196,9 +209,10 @@ def attacks(name: One = None, plugin: Plugins = None, json: Json = False) -> Non
     """,
     LOOK,
 )
-def rules(name: One = None, plugin: Plugins = None, json: Json = False) -> None:
+def rules(name: Annotated[str | None, _one("rule")] = None, plugin: Plugins = None, json: Json = False) -> None:
     """List the rules by which the server can average, or show one with its paper, its options and their ranges."""
     use_plugins(plugin)
+    check_name("rule", name)
     from fedkin.cli.listing import Rules
 
     Rules().present(name, json)
@@ -212,11 +226,14 @@ def rules(name: One = None, plugin: Plugins = None, json: Json = False) -> None:
     """,
     LOOK,
 )
-def schedules(name: One = None, plugin: Plugins = None, json: Json = False) -> None:
+def schedules(
+    name: Annotated[str | None, _one("learning-rate schedule")] = None, plugin: Plugins = None, json: Json = False
+) -> None:
     """List the ways in which the learning rate can change from round to round, or show one with its options.
 
     With --lr-factors, single clients can have rates of their own as well."""
     use_plugins(plugin)
+    check_name("learning-rate schedule", name)
     from fedkin.cli.listing import Schedules
 
     Schedules().present(name, json)
@@ -230,9 +247,10 @@ def schedules(name: One = None, plugin: Plugins = None, json: Json = False) -> N
     """,
     LOOK,
 )
-def tasks(name: One = None, plugin: Plugins = None, json: Json = False) -> None:
+def tasks(name: Annotated[str | None, _one("task")] = None, plugin: Plugins = None, json: Json = False) -> None:
     """List what can be learnt (one class of several, numbers, tokens, ...), or show one task with its metrics."""
     use_plugins(plugin)
+    check_name("task", name)
     from fedkin.cli.task_listing import Tasks
 
     Tasks().present(name, json)
@@ -247,13 +265,14 @@ def tasks(name: One = None, plugin: Plugins = None, json: Json = False) -> None:
     LOOK,
 )
 def datasets(
-    name: One = None,
+    name: Annotated[str | None, _one("data set")] = None,
     data_dir: Annotated[
         str | None, typer.Option("--data-dir", metavar="DIR", help="The folder in which to look for the files.")
     ] = None,
     json: Json = False,
 ) -> None:
     """List the data sets and say whether their files are there, or show one."""
+    check_name("data set", name)
     from fedkin.cli.listing import DataSets
 
     DataSets(data_dir).present(name, json)
@@ -269,7 +288,7 @@ def datasets(
     LOOK,
 )
 def models(
-    name: One = None,
+    name: Annotated[str | None, _one("model")] = None,
     check: Annotated[
         str | None,
         typer.Option("--check", metavar="FILE.py:NAME", help="Say how your own network would train, and how fast."),
@@ -287,6 +306,7 @@ def models(
     json: Json = False,
 ) -> None:
     """List the networks with their sizes, show one layer by layer, or check one of your own."""
+    check_name("model", name)
     from fedkin.cli.check_network import check_network
     from fedkin.cli.listing import Models
 
@@ -304,8 +324,9 @@ def models(
     """,
     LOOK,
 )
-def partitions(name: One = None, json: Json = False) -> None:
+def partitions(name: Annotated[str | None, _one("partition")] = None, json: Json = False) -> None:
     """List the ways to deal samples to clients, or explain one of them."""
+    check_name("partition", name)
     from fedkin.cli.listing import Partitions
 
     Partitions().present(name, json)
@@ -360,7 +381,7 @@ def main() -> None:
     app()
 
 
-TOPICS = ("runs", "sweeps", "reports", "web", "scaffold", "reproduce", "deploy", "site")
+TOPICS = ("runs", "sweeps", "reports", "web", "scaffold", "reproduce", "deploy", "site", "doctor")
 """Modules beside this one with more commands: importing one registers them."""
 
 for _topic in TOPICS:

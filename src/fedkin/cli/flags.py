@@ -6,19 +6,31 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedkin.config import SAME_POINT, Config, make_config, read_toml
+from fedkin.cli.names import check_name, completing
+from fedkin.config import GROUPS, SAME_POINT, Config, make_config, read_toml
 from fedkin.errors import UsageError, unknown
 from fedkin.options import Described, describe
 
 NOT_FLAGS = ("method", "options")  # the argument of `run`, and `--set`
-PANEL = "Settings (each can also stand in the TOML file)"
 METAVARS = {"a whole number": "N", "a number": "X", "text": "TEXT"}
 YES_OR_NO = "true or false"
+NAMED: dict[str, tuple[str, ...]] = {
+    "method": ("method",),
+    "data": ("data set",),
+    "partition": ("partition",),
+    "task": ("task",),
+    "model": ("model",),
+    "lr_schedule": ("learning-rate schedule",),
+    "attack": ("attack", "none"),
+    "rule": ("rule",),
+}
+"""Settings that are names: of which kind, and what is right beside those that are registered."""
 
 
 def with_settings(only: Collection[str] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -26,6 +38,7 @@ def with_settings(only: Collection[str] | None = None) -> Callable[[Callable[...
 
     The command receives what was given, and nothing else, as its argument `settings`."""
     described = [d for d in describe(Config) if d.name not in NOT_FLAGS and (only is None or d.name in only)]
+    described.sort(key=lambda d: GROUPS.index(d.group))
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
@@ -50,13 +63,22 @@ def _flag(field: Described) -> inspect.Parameter:
         f"{name}/--no-{name[2:]}" if yes_or_no else name,
         help=_help(field),
         show_default=False,
-        rich_help_panel=PANEL,
+        rich_help_panel=field.group,
         metavar=None if yes_or_no else _metavar(field),
+        autocompletion=_completion(field),
     )
     kind = bool if yes_or_no else str
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
     )
+
+
+def _completion(field: Described) -> Callable[[str], list[str]] | None:
+    """What a shell offers as values: names, or the words that a setting accepts."""
+    if field.name in NAMED:
+        return completing(*NAMED[field.name])
+    words = field.type.split(", ") if ", " in field.type else []
+    return (lambda incomplete: [w for w in words if w.startswith(incomplete)]) if words else None
 
 
 def _metavar(field: Described) -> str:
@@ -70,13 +92,6 @@ def _help(field: Described) -> str:
     if "number" in field.type:
         notes.append(field.accepts)
     return f"{field.help} [{'; '.join(notes)}]".replace("[", "\\[") if notes else field.help
-
-
-def split_settings() -> set[str]:
-    """The settings that decide who holds which samples."""
-    from fedkin.data import load, make_split
-
-    return {"data", *inspect.signature(load).parameters, *inspect.signature(make_split).parameters}
 
 
 def is_file(word: str) -> bool:
@@ -115,16 +130,12 @@ def run_config_of(target: str, settings: Mapping[str, Any], sets: Sequence[str])
 
 def checked(config: Config) -> Config:
     """Refuses now what would otherwise fail only after the data are loaded; options get their right types."""
-    from fedkin.data import SOURCES, parse_partition
+    check_names(config)
+    from fedkin.data import parse_partition
     from fedkin.methods import METHODS
     from fedkin.methods.base import options_of
-    from fedkin.models import MODELS
 
     kind = METHODS[config.method]
-    if config.model is not None:
-        MODELS[config.model]
-    if not _is_path(config.data):
-        SOURCES[config.data]
     parse_partition(config.partition)
     check_attack(config.attack)
     check_rule(config.rule)
@@ -132,6 +143,13 @@ def checked(config: Config) -> Config:
     resolved = asdict(options_of(kind, config.options, config.method))
     options = {name: resolved.get(name.replace("-", "_"), value) for name, value in config.options.items()}
     return replace(config, options=options)
+
+
+def check_names(config: Config) -> None:
+    """Refuses wrong names at once: what follows imports torch, which takes seconds."""
+    for setting, (kind, *others) in NAMED.items():
+        if setting != "data" or not _is_path(config.data):
+            check_name(kind, getattr(config, setting), *others)
 
 
 def _is_path(data: str) -> bool:
@@ -214,8 +232,6 @@ def grid_configs(
 
     Flags win over what the files say, lists included. Methods are evaluated at one point unless told otherwise. `say`
     hears which settings some runs go without."""
-    from fedkin.sweep.expand import expand, flat_options
-
     methods = [word for word in words if not is_file(word)]
     repeated = [m for i, m in enumerate(methods) if m in methods[:i]]
     if repeated:
@@ -233,6 +249,10 @@ def grid_configs(
     won = {*settings, *by_hand, *(f"options.{name}" for name in given)}
     shared = make_config({**base, **settings, "options": {}})
     fixed: dict[str, Any] = {"attack": listed(shared.attack, "attack"), "rule": listed(shared.rule, "rule")}
+    for method, attack, rule in zip_longest(methods, fixed["attack"], fixed["rule"]):
+        check_names(replace(shared, method=method or shared.method, attack=attack or "none", rule=rule or "mean"))
+    from fedkin.sweep.expand import expand, flat_options
+
     first = {"seed": seeds_of(seeds, shared.seed)} if seeds is not None else {}
     blocks = []
     if methods or axes or not cells:

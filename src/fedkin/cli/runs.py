@@ -12,8 +12,8 @@ import typer
 from fedkin.cli.application import RUNS, TRAIN, Json, RunsDir, command
 from fedkin.cli.console import messages, percent, print_json, safe, scores, screen, seconds, size, spent, table
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
+from fedkin.cli.names import run_names
 from fedkin.config import POINTS
-from fedkin.core import notes
 from fedkin.errors import DataError, unknown
 from fedkin.options import said
 from fedkin.runs.catalogue import Broken, Catalogue, diff
@@ -35,7 +35,12 @@ SORTS: dict[str, Callable[[RunInfo], Any]] = {
 }
 MOST_CLIENTS = 60
 MOST_KINDS = 40  # of events and of notes
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or the beginning of it, its folder, or last.")]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run's name or the beginning of it, its folder, or last.", autocompletion=run_names
+    ),
+]
 
 
 def _low(value: float) -> float:
@@ -213,6 +218,7 @@ def _facts(folder: RunFolder) -> dict[str, str]:
         "time": f"{_time(info) if math.isnan(info.wall) else spent(info.wall, info.times)} on {env.get('device')}",
         "begun": f"{info.created}, last changed {info.updated}",
         "versions": f"{versions}, {env.get('platform')}",
+        "source": str(env.get("source") or ""),
         "git": revision,
         "malicious": _names(info, info.malicious),
         "judged": _judged(info),
@@ -260,6 +266,8 @@ def _failures(info: RunInfo, events: list[dict[str, Any]]) -> str:
 
 def _other_events(folder: RunFolder) -> dict[str, str]:
     """Whatever else happened to clients, and in how many rounds."""
+    from fedkin.core import notes
+
     found = folder.table("events", columns=["client", "kind", "round"])
     counts: dict[str, dict[int, set[Any]]] = {}
     for client, kind, round in zip(found["client"], found["kind"], found["round"], strict=True):
@@ -275,6 +283,8 @@ def _other_events(folder: RunFolder) -> dict[str, str]:
 
 def _noted(folder: RunFolder) -> list[dict[str, Any]]:
     """What the method noted: under which names, in how many rounds, what it means, and a short one's last value."""
+    from fedkin.core import notes
+
     found = folder.table("notes", columns=["round", "name"])
     rounds: dict[str, list[Any]] = {}
     for round, name in zip(found["round"], found["name"], strict=True):

@@ -1,4 +1,4 @@
-"""What a site needs before and after a federation: keys, a check-up, and the use of its model."""
+"""What a site needs before and after a federation: keys, and the use of its model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from rich.markup import escape
 
 from fedkin.cli.application import DEPLOY, Json, RunsDir, app, command
 from fedkin.cli.console import messages, percent, print_json, screen, table
-from fedkin.cli.deploy import Ca, Cert, Key, Vocabulary
 from fedkin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from fedkin.deploy.certificates import Certificate, KnownSite
     from fedkin.use.model_file import Personal
 
-COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
 SHOWN = 10
 
 keys = typer.Typer(
@@ -219,90 +217,6 @@ def _sites(known: list[KnownSite], ends: dict[str, datetime]) -> Any:
 
 
 # ---------------------------------------------------------------- a check-up
-
-
-@command(
-    "doctor",
-    """
-    fedkin doctor --data siteA.npz
-    fedkin doctor --server server.example.org:9092 --ca ca.crt --key siteA.key --data siteA.npz --config experiment.toml
-    """,
-    DEPLOY,
-)
-def doctor(
-    server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="The server's address.")] = None,
-    ca: Ca = None,
-    key: Key = None,
-    cert: Cert = None,
-    data: Annotated[str | None, typer.Option("--data", metavar="FILE", help="The site's data.")] = None,
-    task: Annotated[
-        str | None, typer.Option("--task", metavar="TASK", help="What they are for (default: as the experiment says).")
-    ] = None,
-    vocabulary: Vocabulary = 0,
-    config: Annotated[
-        str | None,
-        typer.Option("--config", metavar="FILE.toml", help="The experiment's TOML file, which names the model."),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            metavar="FILE.toml",
-            help="A file that says what this site allows; with --config, the experiment is compared with it.",
-        ),
-    ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="The server was started without TLS.")] = False,
-    join: Annotated[
-        bool,
-        typer.Option(
-            "--join", help="Also join the server and leave at once; not while a client of this site is running."
-        ),
-    ] = False,
-    json: Json = False,
-) -> None:
-    """Check a site step by step: its data, its key, its connection to the server.
-
-    The exit status is 1 if a step failed. Nothing about the data leaves this machine.
-    """
-    from fedkin.cli.flags import from_file
-    from fedkin.config import make_config
-    from fedkin.deploy.doctor import address, examine
-
-    if server is not None:
-        address(server)
-    if server is None and key is None and data is None and policy is None:
-        raise UsageError("nothing to check: give --data, --key, --policy or --server (with --ca)")
-    settings = make_config(from_file(config)) if config else None
-    out, steps = screen(), []
-    for step in examine(
-        server=server,
-        ca=ca,
-        key=key,
-        cert=cert,
-        data=data,
-        task=task,
-        vocabulary=vocabulary,
-        config=settings,
-        policy=policy,
-        insecure=insecure,
-        join=join,
-    ):
-        steps.append(step)
-        if not json:
-            out.print(f"[{COLOURS[step.state]}]{step.state:<8}[/] {step.name}: {escape(step.found)}", soft_wrap=True)
-            if step.fix and step.state != "ok":
-                out.print(f"         fix: {escape(step.fix)}", soft_wrap=True)
-    failed = [s.name for s in steps if s.state == "failed"]
-    if json:
-        print_json({"ready": not failed, "steps": [vars(s) for s in steps]})
-    elif not failed:
-        out.print(
-            "[green]This site is ready.[/]"
-            if server
-            else "So far so good; --server also checks the connection to the server."
-        )
-    if failed:
-        raise typer.Exit(1)
 
 
 # ---------------------------------------------------------------- the model in use

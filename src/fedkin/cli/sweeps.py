@@ -12,6 +12,7 @@ from fedkin.cli.application import TRAIN, Json, Sets, command, everything
 from fedkin.cli.console import complain, messages, print_json, screen
 from fedkin.cli.extras import Budget, Devices, Jobs, Plugins, SinkFlags, Together, sinks_of, spread, use_plugins
 from fedkin.cli.flags import grid_configs
+from fedkin.cli.names import methods_and_files
 from fedkin.config import POINTS
 from fedkin.errors import UsageError, unknown
 
@@ -31,7 +32,12 @@ METRIC_NAMES = "macro, micro, worst-decile, best-macro, best-micro, best-worst-d
 )
 def compare(
     methods: Annotated[
-        list[str], typer.Argument(metavar="METHOD...", help="Methods by name, and TOML files with settings and grids.")
+        list[str],
+        typer.Argument(
+            metavar="METHOD...",
+            help="Methods by name, and TOML files with settings and grids.",
+            autocompletion=methods_and_files,
+        ),
     ],
     settings: dict[str, Any],
     seeds: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -122,10 +122,16 @@ class Plan:
     table: Indices  # [S, K, B]
     sizes: Indices  # [S, K]
     moves: Indices | None = None  # [S, K, B]: augmentation
+    share: NDArray[np.float32] | None = (
+        None  # [S, K]: of the samples that an update goes by; None: all are this batch's
+    )
+    ends: NDArray[np.bool_] | None = None  # [S, K]: after this batch the weights move
 
     def first(self, steps: int) -> Plan:
         """The first steps only."""
-        return Plan(self.table[:steps], self.sizes[:steps], None if self.moves is None else self.moves[:steps])
+        arrays: list[Any] = [getattr(self, f.name) for f in fields(self)]
+        cut: list[Any] = [None if array is None else array[:steps] for array in arrays]
+        return Plan(*cut)
 
     @property
     def steps(self) -> Indices:
@@ -142,10 +148,12 @@ def plan(
     stream: tuple[int | str, ...],
     whole: bool,
     fixed: bool = False,
+    accumulate: int = 1,
 ) -> Plan:
     """Shuffled epochs. A short last batch is kept; `whole` drops it when it has one sample and is not the only one
     (BatchNorm cannot learn from a single sample). `fixed`: every epoch in the samples' own order, and a short batch is
-    dropped unless there is no other."""
+    dropped unless there is no other. `accumulate`: so many batches of an epoch go into one update,
+    fewer at its end."""
     lengths = np.array([len(p) for p in parts], np.int64)
     used = lengths - ((lengths % batch == 1) & (lengths > 1) & (whole and batch > 1))
     if fixed:
@@ -167,7 +175,16 @@ def plan(
         full = np.full((epochs, s), batch, np.int64)
         full[:, -1] = n - (s - 1) * batch
         sizes[: epochs * s, which] = full.reshape(-1, 1)
-    return Plan(table, sizes)
+    if accumulate == 1:
+        return Plan(table, sizes)
+    share, ends = np.zeros(sizes.shape, np.float32), np.zeros(sizes.shape, bool)
+    for s in np.unique(steps[steps > 0]).tolist():  # of clients with as many steps
+        which, groups = np.flatnonzero(steps == s), np.arange(s) // accumulate
+        of_epoch = sizes[: epochs * s, which].reshape(epochs, s, -1)
+        together = np.add.reduceat(of_epoch, np.arange(0, s, accumulate), axis=1)[:, groups]
+        share[: epochs * s, which] = (of_epoch / together).reshape(epochs * s, -1)
+        ends[: epochs * s, which] = np.tile(np.append(np.diff(groups) > 0, True), epochs)[:, None]
+    return Plan(table, sizes, share=share, ends=ends)
 
 
 def in_order(parts: Sequence[Indices], batch: int) -> Plan:

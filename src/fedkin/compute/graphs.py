@@ -46,6 +46,9 @@ class Captured:
         self.sizes = torch.zeros(SEGMENT, rows, dtype=torch.int64, device=device)
         self.moves = None if work.plan.moves is None else torch.zeros_like(self.table)
         self.noise = None if work.noise is None else torch.zeros_like(self.sizes)
+        gathers = work.plan.share is not None
+        self.share = torch.zeros(SEGMENT, rows, device=device) if gathers else None
+        self.ends = torch.zeros(SEGMENT, rows, dtype=torch.bool, device=device) if gathers else None
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.sums = torch.zeros(rows, device=device)
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
@@ -67,7 +70,7 @@ class Captured:
             chosen, size = now(self.table), now(self.sizes)
             assert chosen is not None
             assert size is not None
-            batch = Batch(chosen, size, now(self.moves), now(self.noise))
+            batch = Batch(chosen, size, now(self.moves), now(self.noise), now(self.share), now(self.ends))
             self.sums[:active] += step_rows(work, self.stack, active, loss, batch, gated)
             self.at.add_(1)
 
@@ -90,7 +93,7 @@ class Captured:
 
     def _all(self) -> list[Tensor]:
         memory = [t for tensors in self.stack.memory for t in tensors]
-        return [*self.stack.params.values(), *memory, self.stack.taken, self.sums, self.at]
+        return [*self.stack.params.values(), *memory, *self.stack.held, self.stack.taken, self.sums, self.at]
 
     def fill(self, work: Work, order: keys.I64, begin: int, end: int) -> None:
         """The samples of steps begin..end; places without a row rest."""
@@ -102,6 +105,10 @@ class Captured:
         self.sizes[:span, :count].copy_(on_device(work.plan.sizes[begin:end, clients], device))
         if self.moves is not None and work.plan.moves is not None:
             self.moves[:span, :count].copy_(on_device(work.plan.moves[begin:end, clients], device))
+        for place, given in ((self.share, work.plan.share), (self.ends, work.plan.ends)):
+            if place is not None and given is not None:
+                place.zero_()
+                place[:span, :count].copy_(on_device(given[begin:end, clients], device))
         if self.noise is not None:
             drawn = dropout_keys(work, order.tolist(), end)
             assert drawn is not None
@@ -119,13 +126,14 @@ def forget() -> None:
 
 def _key(work: Work) -> tuple[Any, ...]:
     terms = tuple((t.name, tuple((k, v.shape[1:]) for k, v in t.given.items())) for t in work.terms)
-    tensors = (work.mask, work.anchor, work.moments, work.noise, work.plan.moves, work.rates)
+    tensors = (work.mask, work.anchor, work.moments, work.noise, work.plan.moves, work.rates, work.plan.share)
     return (
         id(work.forward),
         id(work.source),
         work.plan.table.shape[2],
         work.rule,
         work.learn,
+        work.clip,
         terms,
         tuple(t is None for t in tensors),
         work.precision,

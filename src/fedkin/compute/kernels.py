@@ -181,6 +181,7 @@ if triton is not None:
         bias2,
         on,
         rates,
+        scale,
         width,
         lr,
         decay,
@@ -194,6 +195,7 @@ if triton is not None:
         PULL: tl.constexpr,
         GATE: tl.constexpr,
         RATES: tl.constexpr,
+        SCALE: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
         """`optim.update` for a piece of one tensor of one row; a row that rests keeps its memory too."""
@@ -205,6 +207,8 @@ if triton is not None:
         at = row.to(tl.int64) * width + piece
         w = tl.load(p + at, mask=there, other=0.0)
         d = tl.load(g + at, mask=there, other=0.0).to(tl.float32)
+        if SCALE:
+            d = d * tl.load(scale + row)
         if DECAY:
             d += decay * w
         if PULL:
@@ -306,8 +310,10 @@ def step(
     masks: Sequence[Tensor] | None = None,
     on: Tensor | None = None,
     rates: Tensor | None = None,
+    scale: Tensor | None = None,
 ) -> None:
-    """`optim.update` for tensors of R rows, in place, one pass over each: `taken`, `mu`, `on` and `rates` are [R]."""
+    """`optim.update` for tensors of R rows, in place, one pass over each: `taken`, `mu`, `on`, `rates` and `scale`,
+    which gradients are multiplied by before anything else, are [R]."""
     adam = isinstance(opt, Adam)
     beta1, beta2, eps = (opt.beta1, opt.beta2, opt.eps) if isinstance(opt, Adam) else (opt.momentum, 0.0, 0.0)
     bias1 = bias2 = taken
@@ -316,6 +322,7 @@ def step(
     numbers = [float(n) for n in (opt.lr, opt.weight_decay, beta1, beta2, eps)]
     how = {"MOMENTUM": not adam and beta1 > 0, "ADAM": adam, "DECAY": opt.weight_decay > 0, "MASK": masks is not None}
     how |= {"PULL": anchors is not None and mu is not None, "GATE": on is not None, "RATES": rates is not None}
+    how["SCALE"] = scale is not None
     for number, (param, grad) in enumerate(zip(params, grads, strict=True)):
         p, g = in_memory_order(param), in_memory_order(grad).contiguous()
         assert p.data_ptr() == param.data_ptr()
@@ -324,7 +331,7 @@ def step(
             return p if tensors is None else in_memory_order(tensors[number])
 
         first, second = of(memory[0] if memory else None), of(memory[1] if len(memory) > 1 else None)
-        by_row = [p if t is None else t for t in (mu, bias1, bias2, on, rates)]
+        by_row = [p if t is None else t for t in (mu, bias1, bias2, on, rates, scale)]
         grid = (len(p), triton.cdiv(p.shape[1], 1024))
         tensors = (p, g, first, second, of(masks), of(anchors), *by_row)
         _step[grid](*tensors, p.shape[1], *numbers, **how, BLOCK=1024)

@@ -9,15 +9,16 @@ the number of rows changes how a device computes).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.compute.batches import Indices, Plan
+from fedkin.compute.batches import Plan
 from fedkin.compute.choice import Chooser
 from fedkin.compute.optim import Moments
 from fedkin.compute.program import Program
@@ -168,6 +169,7 @@ def _signature(work: Work) -> Hashable:
         work.plan.table.shape[2],
         replace(work.opt, lr=1.0),
         work.learn,
+        (work.clip, work.plan.share is None),
         terms,
         parts,
         work.precision,
@@ -243,12 +245,8 @@ def _side_by_side(plans: Sequence[Plan]) -> Plan:
     """The clients of all plans; those of shorter plans rest at the end."""
     steps = max(len(p.table) for p in plans)
 
-    def padded(array: Indices) -> Indices:
-        return np.pad(array, [(0, steps - len(array)), *[(0, 0)] * (array.ndim - 1)])
+    def together(arrays: Iterable[NDArray[Any] | None]) -> Any:
+        found = [np.pad(a, [(0, steps - len(a)), *[(0, 0)] * (a.ndim - 1)]) for a in arrays if a is not None]
+        return np.concatenate(found, 1) if found else None
 
-    moves = [p.moves for p in plans if p.moves is not None]
-    return Plan(
-        np.concatenate([padded(p.table) for p in plans], 1),
-        np.concatenate([padded(p.sizes) for p in plans], 1),
-        np.concatenate([padded(m) for m in moves], 1) if moves else None,
-    )
+    return Plan(*(together(getattr(p, f.name) for p in plans) for f in fields(Plan)))

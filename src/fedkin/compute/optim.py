@@ -89,6 +89,20 @@ class Pull:
     anchor: Sequence[Tensor]
 
 
+def shortening(norm: Tensor, most: float) -> Tensor:
+    """What gradients of these norms are multiplied by, so that none is longer than `most`: as in
+    `torch.nn.utils.clip_grad_norm_`."""
+    return (most / (norm + 1e-6)).clamp(max=1.0)
+
+
+def clipped(grads: Sequence[Tensor], masks: Sequence[Tensor] | None, most: float) -> list[Tensor]:
+    """One row's gradient with a norm of at most `most`; what a mask holds does not count."""
+    if masks is not None:
+        grads = [g * m for g, m in zip(grads, masks, strict=True)]
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads))))
+    return list(torch._foreach_mul(list(grads), shortening(norm, most)))
+
+
 def update(
     opt: Optimiser,
     params: Sequence[Tensor],

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedkin.compute.forward import Context, Out
 from fedkin.compute.losses import Term, is_plain, total
-from fedkin.compute.optim import Pull, update
+from fedkin.compute.optim import Pull, clipped, update
 from fedkin.compute.tape import Tape
 from fedkin.compute.work import Work, dropout_keys
 
@@ -60,6 +60,8 @@ def _steps_of_row(work: Work, r: int, tape: Tape | None) -> float:
         moves = torch.from_numpy(np.ascontiguousarray(work.plan.moves[:, work.client[r]])).to(source.device)
     noise = dropout_keys(work, [r], len(sizes))
     value = torch.zeros((), device=source.device)
+    share, ends = work.plan.share, work.plan.ends
+    held = None if share is None else [torch.zeros_like(t) for t in learn]
     if tape is None:
         for t in learn:
             t.requires_grad_()
@@ -76,10 +78,19 @@ def _steps_of_row(work: Work, r: int, tape: Tape | None) -> float:
             out = work.forward({k: v.unsqueeze(0) for k, v in own.items()}, x, 1, context)
             loss = total(work.terms, out, y.unsqueeze(0), given).mean()
             grads = list(torch.autograd.grad(loss, learn, materialize_grads=True))
-        taken += 1
         value += loss.detach()
+        if held is not None and share is not None and ends is not None:
+            torch._foreach_add_(held, [g.detach() for g in grads], alpha=float(share[s, work.client[r]]))
+            if not ends[s, work.client[r]]:
+                continue
+            grads = held
+        taken += 1
         with torch.no_grad():
+            if work.clip is not None:
+                grads = clipped(grads, masks, work.clip)
             update(work.opt, learn, grads, memory, taken, pull, masks, rate=rate)
+            if held is not None:
+                torch._foreach_zero_(held)
     with torch.no_grad():
         for slot, t in zip(layout.tensors(work.rows[r]).values(), own.values(), strict=True):
             slot.copy_(t)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedkin.compute import kernels, keys
 from fedkin.compute.forward import Context, Out
 from fedkin.compute.losses import total
-from fedkin.compute.optim import Pull, update
+from fedkin.compute.optim import Pull, shortening, update
 from fedkin.compute.work import Work, dropout_keys, on_device
 
 
@@ -32,6 +32,9 @@ class Stack:
         self.params = like(parts, list(parts))
         self.memory = [list(like(parts, learn).values()) for _ in range(work.opt.buffers)]
         self.taken = torch.zeros(rows, device=device)
+        self.held = (
+            [] if work.plan.share is None else list(like(parts, learn).values())
+        )  # gradients until the weights move
         self.masks = None if work.mask is None else list(like(work.layout.tensors(work.mask), learn).values())
         self.anchors = None if work.anchor is None else list(like(parts, learn).values())
         self.mu = None if work.mu is None else torch.zeros(rows, device=device)
@@ -50,6 +53,8 @@ class Stack:
             parts = work.layout.tensors(rows)
             return [parts[name] for name in work.learn]
 
+        if self.held:
+            torch._foreach_zero_(self.held)
         fill(self.params.values(), work.layout.tensors(work.rows).values())
         if work.moments is None:
             for tensors in self.memory:
@@ -99,12 +104,15 @@ def _place(rows: int, shape: torch.Size, dtype: torch.dtype, device: torch.devic
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's samples for R rows: indices [R, B], how many count [R], augmentation [R, B], dropout keys [R]."""
+    """One step's samples for R rows: indices [R, B], how many count [R], augmentation [R, B], dropout keys [R]; and,
+    where several batches go into an update, their shares in it [R] and whether it follows [R]."""
 
     chosen: Tensor
     size: Tensor
     moves: Tensor | None = None
     noise: Tensor | None = None
+    share: Tensor | None = None
+    ends: Tensor | None = None
 
 
 Loss = Callable[[dict[str, Tensor], Tensor, Tensor, "Tensor | None", "Tensor | None", list[dict[str, Tensor]]], Tensor]
@@ -143,42 +151,81 @@ def step_rows(work: Work, stack: Stack, active: int, loss: Loss, batch: Batch, g
     given = [{k: v[:active] for k, v in mine.items()} for mine in stack.given]
     values = loss(leaves, batch.chosen, batch.size, batch.moves, batch.noise, given)
     learn = [leaves[name] for name in work.learn]
-    grads = torch.autograd.grad(values.sum(), learn, materialize_grads=True)
+    weighed = values if batch.share is None else values * batch.share
+    grads: Sequence[Tensor] = torch.autograd.grad(weighed.sum(), learn, materialize_grads=True)
     if work.measure:
         return torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0)
     with torch.no_grad():
-        on = (batch.size > 0).float()
+        moving = batch.size > 0
+        if batch.ends is not None:
+            moving, gated, held = batch.ends, True, [t[:active] for t in stack.held]
+            torch._foreach_add_(held, list(grads))
+            grads = held
+        on = moving.float()
         stack.taken[:active] += on
-        if kernels.usable(learn[0]):
-            _step_at_once(work, stack, active, [t.detach() for t in learn], grads, on if gated else None)
-            return values.detach()
-        wide = [[-1] + [1] * (t.dim() - 1) for t in learn]
-        pull = None
-        if stack.anchors is not None and stack.mu is not None:
-            mu = stack.mu[:active]
-            pull = Pull([mu.view(w) for w in wide], [a[:active] for a in stack.anchors])
         masks = None if stack.masks is None else [m[:active] for m in stack.masks]
-        gate = [on.view(w) for w in wide] if gated else None
-        memory = [[t[:active] for t in tensors] for tensors in stack.memory]
-        taken = stack.taken[:active].clamp(min=1)
-        rate = None if stack.rates is None else [stack.rates[:active].view(w) for w in wide]
-        steps, own = [taken.view(w) for w in wide], [t.detach() for t in learn]
-        update(work.opt, own, grads, memory, steps, pull, masks, gate, rate)
+        scale = None if work.clip is None else shortening(_norms(grads, masks), work.clip)
+        own = [t.detach() for t in learn]
+        if kernels.usable(learn[0]):
+            _step_at_once(work, stack, active, own, grads, masks, on if gated else None, scale)
+        else:
+            _step_by_step(work, stack, active, own, grads, masks, on if gated else None, scale)
+        if batch.ends is not None:
+            for t in grads:
+                t.masked_fill_(moving.view([-1] + [1] * (t.dim() - 1)), 0.0)
     return values.detach()
 
 
+def _norms(grads: Sequence[Tensor], masks: Sequence[Tensor] | None) -> Tensor:
+    """The norm of each row's gradient, [R]; what a mask holds does not count."""
+    if masks is not None:
+        grads = [g * m for g, m in zip(grads, masks, strict=True)]
+    each = [torch.linalg.vector_norm(kernels.in_memory_order(g), dim=1) for g in grads]
+    found: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+    return found
+
+
+def _step_by_step(
+    work: Work,
+    stack: Stack,
+    active: int,
+    learn: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    masks: Sequence[Tensor] | None,
+    on: Tensor | None,
+    scale: Tensor | None,
+) -> None:
+    """The update of a step by PyTorch's operations."""
+    wide = [[-1] + [1] * (t.dim() - 1) for t in learn]
+    if scale is not None:
+        grads = [g * scale.view(w) for g, w in zip(grads, wide, strict=True)]
+    pull = None
+    if stack.anchors is not None and stack.mu is not None:
+        mu = stack.mu[:active]
+        pull = Pull([mu.view(w) for w in wide], [a[:active] for a in stack.anchors])
+    gate = None if on is None else [on.view(w) for w in wide]
+    memory = [[t[:active] for t in tensors] for tensors in stack.memory]
+    taken = stack.taken[:active].clamp(min=1)
+    rate = None if stack.rates is None else [stack.rates[:active].view(w) for w in wide]
+    update(work.opt, learn, grads, memory, [taken.view(w) for w in wide], pull, masks, gate, rate)
+
+
 def _step_at_once(
-    work: Work, stack: Stack, active: int, learn: Sequence[Tensor], grads: Sequence[Tensor], on: Tensor | None
+    work: Work,
+    stack: Stack,
+    active: int,
+    learn: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    masks: Sequence[Tensor] | None,
+    on: Tensor | None,
+    scale: Tensor | None,
 ) -> None:
     """The update of a step by our own kernel."""
-
-    def now(tensors: Sequence[Tensor] | None) -> list[Tensor] | None:
-        return None if tensors is None else [t[:active] for t in tensors]
-
+    anchors = None if stack.anchors is None else [t[:active] for t in stack.anchors]
     memory = [[t[:active] for t in tensors] for tensors in stack.memory]
     mu, rates = (None if t is None else t[:active] for t in (stack.mu, stack.rates))
     taken = stack.taken[:active].clamp(min=1)
-    kernels.step(work.opt, learn, grads, memory, taken, mu, now(stack.anchors), now(stack.masks), on, rates)
+    kernels.step(work.opt, learn, grads, memory, taken, mu, anchors, masks, on, rates, scale)
 
 
 def batched(work: Work) -> Tensor:
@@ -191,18 +238,14 @@ def batched(work: Work) -> Tensor:
     table, sizes = on_device(work.plan.table[:, clients], device), on_device(work.plan.sizes[:, clients], device)
     moves = None if work.plan.moves is None else on_device(work.plan.moves[:, clients], device)
     noise = dropout_keys(work, order.tolist(), len(sizes))
+    share, ends = (None if t is None else on_device(t[:, clients], device) for t in (work.plan.share, work.plan.ends))
     counts = (work.plan.sizes[:, clients] > 0).sum(1)
     sums = torch.zeros(len(order), device=device)
     functions: dict[int, Loss] = {}
     for s, active in enumerate(counts.tolist()):
         if active not in functions:
             functions[active] = loss_of(work, active)
-        now = Batch(
-            table[s, :active],
-            sizes[s, :active],
-            None if moves is None else moves[s, :active],
-            None if noise is None else noise[s, :active],
-        )
+        now = Batch(*(None if t is None else t[s, :active] for t in (table, sizes, moves, noise, share, ends)))  # type: ignore[arg-type]
         sums[:active] += step_rows(work, stack, active, functions[active], now, gated=False)
     stack.write_back(work, order.tolist())
     return mean_losses(work, order, sums)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkin.compute import keys
@@ -40,6 +41,7 @@ class Work:
     anchor: Tensor | None = None  # [R, D]
     rates: Tensor | None = None  # [R], in place of the optimiser's learning rate
     moments: Moments | None = None
+    clip: float | None = None  # the largest norm of a row's gradient
     noise: keys.U64 | None = None  # [R]
     precision: Precision = "fp32"
     tape: Tape | None = None
@@ -87,5 +89,5 @@ def dropout_keys(work: Work, rows: Sequence[int], steps: int) -> Tensor | None:
     return torch.from_numpy((keys.mix(work.noise[list(rows)][None] ^ step)).view(np.int64)).to(work.rows.device)
 
 
-def on_device(array: keys.I64, device: torch.device) -> Tensor:
+def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)

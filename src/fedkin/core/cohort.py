@@ -40,9 +40,11 @@ class Training:
     augment: bool = False  # random crop and flip of training images
     fixed: bool = False  # mini-batches in the samples' own order, whole ones only
     factors: Factors | None = None  # what rates are multiplied by; None: they are the same for all, in every round
+    clip: float | None = None  # the largest norm of a model's gradient
+    accumulate: int = 1  # mini-batches that go into one step of the optimiser
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch"):
+        for name in ("epochs", "batch", "accumulate"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}: must be at least 1")
 
@@ -193,9 +195,8 @@ class Cohort(Evaluation):
         if site.poisoned is not None:
             bad = site.poisoned(self.round)[self.ids]
             parts = [part + site.source.count * int(b) for part, b in zip(parts, bad, strict=True)]
-        steps = plan(
-            parts, self.ids, epochs or training.epochs, training.batch, stream, site.has_batch_norm, training.fixed
-        )
+        how = (training.batch, stream, site.has_batch_norm, training.fixed, training.accumulate)
+        steps = plan(parts, self.ids, epochs or training.epochs, *how)
         if training.augment:
             steps = replace(steps, moves=crop_flip(stream, self.ids, *steps.table.shape[::2]))
         rows = torch.cat([self._wide(m.start) for m in models])
@@ -232,6 +233,7 @@ class Cohort(Evaluation):
             anchor=anchor,
             rates=rates,
             moments=moments,
+            clip=training.clip,
             noise=noise,
             precision=training.precision,
             tape=site.tape if training.precision == "fp32" else None,

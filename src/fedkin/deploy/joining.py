@@ -50,6 +50,8 @@ TRAVELS = (
     "lr_factors",
     "momentum",
     "weight_decay",
+    "clip_grad",
+    "accumulate",
     "augment",
     "order",
     "seed",

@@ -87,7 +87,8 @@ def factors_of(config: Config, names: Sequence[str] = ()) -> Factors | None:
 def training_of(config: Config, precision: Precision, names: Sequence[str] = ()) -> Training:
     """How the configuration's clients train, in the simulator and at a site alike."""
     fixed, factors = config.order == "fixed", factors_of(config, names)
-    return Training(config.epochs, config.batch, optimiser_of(config), precision, config.augment, fixed, factors)
+    how = (precision, config.augment, fixed, factors, config.clip_grad, config.accumulate)
+    return Training(config.epochs, config.batch, optimiser_of(config), *how)
 
 
 def average_of(config: Config) -> Average:

@@ -154,6 +154,7 @@ def environment(job: Job) -> dict[str, Any]:
     device = job.prepared.device
     return {
         "fedkin": VERSION,
+        "source": source_hash(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -164,6 +165,15 @@ def environment(job: Job) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "git": git_state(os.getcwd()),
     }
+
+
+@functools.cache
+def source_hash() -> str:
+    """sha256 over FedKin's own modules: which code ran, whether or not it lies in a repository."""
+    home, digest = Path(__file__).parent.parent, hashlib.sha256()
+    for path in sorted(home.rglob("*.py")):
+        digest.update(f"{path.relative_to(home).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 @functools.cache

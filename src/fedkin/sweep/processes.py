@@ -8,12 +8,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from fedkin.errors import FedKinError
@@ -35,11 +36,12 @@ class Setup:
     download: bool
     sinks: Sequence[str]
     plugins: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), init=False)
 
 
 @dataclass(eq=False)
 class _Worker:
-    process: SpawnProcess
+    process: BaseProcess
     line: Connection
     place: int  # which of the devices
     ready: bool = False
@@ -125,8 +127,18 @@ def least_loaded(places: int, taken: Sequence[int], among: Sequence[int] | None 
     return min(range(places) if among is None else sorted(among), key=taken.count)
 
 
+def _context() -> Any:
+    """Where new processes come from. Not from this one: a device that was used cannot be forked. On Linux it is a
+    process that has imported what each of them needs, and done nothing else."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(["fedkin.sweep.executor", "fedkin.sweep.loaded"])
+    return made
+
+
 def _begin(number: int, jobs: int, place: int, setup: Setup) -> _Worker:
-    context = multiprocessing.get_context("spawn")  # a device that was used cannot be forked
+    context = _context()
     mine, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, number, jobs), daemon=True)
     process.start()
@@ -138,15 +150,21 @@ def _begin(number: int, jobs: int, place: int, setup: Setup) -> _Worker:
 def _work(line: Connection, number: int, jobs: int) -> None:
     """What a process does: ask for batches until there are none."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the first process tells the others
+    setup: Setup = line.recv()
+    os.environ.clear()
+    os.environ.update(setup.environment)
     if hasattr(os, "sched_setaffinity"):  # before anything counts the cores
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cores[number % jobs :: jobs] or cores)
+        mine = cores[number % jobs :: jobs] or cores
+        os.sched_setaffinity(0, mine)
+        import torch
+
+        torch.set_num_threads(min(torch.get_num_threads(), len(mine)))
     from fedkin import plugins
     from fedkin.runs.start import Stop, silent
     from fedkin.sweep.executor import Executor, in_words
     from fedkin.sweep.loaded import Data
 
-    setup: Setup = line.recv()
     for path in setup.plugins:
         plugins.load(path)
 
