@@ -170,6 +170,7 @@ def test_a_site_is_put_together_in_one_place() -> None:
         "rounds/assemble.py",
         "deploy/server.py",
         "deploy/joining.py",
+        "rounds/newcomers.py",
         "bench/speed.py",
     }
     assert places("Job") == ["rounds/assemble.py:make_job"]
@@ -183,7 +184,7 @@ def test_a_run_is_begun_and_restored_in_one_place() -> None:
     assert places("begin") == ["deploy/server.py:run_server", "runs/start.py:start", "sweep/executor.py:_recorder"]
     assert {p.partition(":")[0] for p in places("Recorder.create")} == {"runs/start.py", "bench/overheads.py"}
     assert {p.partition(":")[0] for p in places("checkpoint.load")} == {"runs/restore.py"}
-    assert set(places("sound_checkpoints")) == {"runs/restore.py:_put_back", "use/export.py:_restored"}
+    assert set(places("sound_checkpoints")) == {"runs/restore.py:_put_back", "runs/restore.py:as_it_was"}
     assert {p.partition(":")[0] for p in places("database.rewrite")} == {"runs/restore.py"}
 
 

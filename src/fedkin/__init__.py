@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedkin.models import MODELS, adapters, lora, merged
     from fedkin.rounds import Result
     from fedkin.tasks import TASKS, Metric, Task, task
+    from fedkin.use.join import Newcomers, join
 
 from fedkin.version import VERSION as __version__
 
@@ -41,6 +42,7 @@ _HOMES = {
     "fedkin.models": ("MODELS", "adapters", "lora", "merged"),
     "fedkin.rounds": ("Result",),
     "fedkin.tasks": ("TASKS", "Metric", "Task", "task"),
+    "fedkin.use.join": ("Newcomers", "join"),
 }
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -69,6 +71,7 @@ __all__ = [
     "Metric",
     "Model",
     "NetworkCheck",
+    "Newcomers",
     "Result",
     "Task",
     "Term",
@@ -84,6 +87,7 @@ __all__ = [
     "groups",
     "guide",
     "iid",
+    "join",
     "lora",
     "merged",
     "natural",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,3 +210,16 @@ def encode_labels(labels: Any) -> tuple[Ints, tuple[str, ...]]:
     """Labels of any kind as 0..C-1, with the original values (sorted) as class names; numbers sort as numbers."""
     names, codes = np.unique(checked_labels(labels), return_inverse=True)
     return codes.astype(np.int64), tuple(str(name) for name in names.tolist())
+
+
+def numbered(labels: Any, names: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
+    """Labels as numbers of the classes with these names, -1 for those that are none; and which these are.
+
+    Numbers that are no names stand for the classes in their order."""
+    given = np.asarray(labels)
+    codes, words = encode_labels(given)
+    place = {name: i for i, name in enumerate(names)}
+    if given.dtype.kind in "biu" and not any(word in place for word in words):
+        place = {str(i): i for i in range(len(names))}
+    found = np.array([place.get(word, -1) for word in words], np.int64)[codes]
+    return found, tuple(word for word in words if word not in place)

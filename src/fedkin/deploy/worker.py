@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 MODEL = "personal.safetensors"
 RECORD = "record.jsonl"
 NOTED = ("kind", "run", "round", "phase", "call", "config", "reason")  # of a message, on record
-SERVER_HALF = {"start", "round", "deliver", "deliver_to", "deliver_to_all", "needs", "finish"}
+SERVER_HALF = {"start", "round", "shared", "deliver", "deliver_to", "deliver_to_all", "welcome", "needs", "finish"}
 PERSONAL = "rows"  # what `report` adds for the simulator, and no site sends
 
 

@@ -14,6 +14,7 @@ client keeps. Names in `keeps` live with the client between rounds as `client["n
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -40,6 +41,10 @@ EvalPoint = Literal["received", "after_local", "last_round"]
 REPORTS: dict[str, str] = {"received": "report", "after_local": "report_after_local", "last_round": "report_last_round"}
 EVALUATED: dict[str, str] = {"received": "personal", "after_local": "after_local", "last_round": "last_round"}
 """What clients answer when they are evaluated at a point, and which models that is about."""
+
+
+FROM_SCRATCH = 20
+"""Epochs for which a client trains that comes late and has nothing to begin with for a part of its model."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +130,13 @@ class Method:
         """One round: `fed.ask` the clients of `cohort`, and make something of what they answer."""
         raise NotImplementedError
 
+    def shared(self) -> dict[str, Tensor]:
+        """What the server has for everybody, as parts of a row: a whole model, or the part that is shared."""
+        return {} if self.shared_part is None else {self.shared_part: getattr(self, self.shared_part)}
+
     def deliver(self) -> dict[str, Any]:
         """What a client receives when it wants its personal model: the message of `personal`."""
-        return {} if self.shared_part is None else {self.shared_part: getattr(self, self.shared_part)}
+        return self.shared()
 
     def deliver_to(self, fed: Federation, clients: Clients) -> dict[str, Any]:
         """`deliver` for these clients; methods with a message of its own for each client override it (`each`)."""
@@ -154,7 +163,30 @@ class Method:
     def finish(self, fed: Federation) -> None:
         """After the last round (fine-tuning, if the method has it)."""
 
+    def welcome(self, fed: Federation, newcomers: Clients) -> Clients:
+        """Clients that come when the others have trained get models of their own; returns those that have one.
+
+        What they keep begins with what is `shared`. They do what `settle` says with what `deliver_to` gives them; where
+        a method has no `settle`, each does a round alone, of which the server keeps nothing."""
+        if type(self).settle is not Method.settle:
+            fed.ask(newcomers, self.settle, **self.deliver_to(fed, newcomers))
+            return newcomers
+        away = dict(fed.removed)
+        for one in newcomers:
+            fed.removed = {**away, **dict.fromkeys(newcomers - [one], fed.round)}
+            copy.deepcopy(self).round(fed, fed.all[[one]])
+        fed.removed = away
+        return newcomers
+
+    def settle_epochs(self, usual: int) -> int:
+        """For how many epochs such a client trains, unless it is told; `usual`: as many as the others in a round."""
+        return usual if self.common() else max(usual, FROM_SCRATCH)
+
     # ------------------------------------------------------------ client half
+
+    def settle(self, client: Cohort, *args: Any, **delivered: Any) -> None:
+        """What clients do that come when the others have trained (`welcome`): they make what the method keeps."""
+        raise NotImplementedError
 
     def personal(self, client: Cohort, *args: Any, **delivered: Any) -> Tensor:
         """The model each client would use now, [K, D]."""

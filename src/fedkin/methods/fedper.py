@@ -34,3 +34,9 @@ class FedPer(Method):
 
     def personal(self, client: Cohort, body: Tensor) -> Tensor:
         return client.rows(body=body, head=client["head"])
+
+    def settle(self, client: Cohort, body: Tensor) -> None:
+        """A head that learns on the body as it is."""
+        if client.layout.size("head"):
+            rows = client.fit(client.rows(body=body, head=client["head"]), learn="head")
+            client["head"] = client.head(rows)

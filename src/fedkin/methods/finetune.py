@@ -37,6 +37,15 @@ class TunedAtTheEnd(Method):
         client["tuned"] = client.fit(client.rows(body=body), learn=self.tune_part, epochs=self.tune_epochs)
         client["is_tuned"] = client["is_tuned"] + 1
 
+    def settle(self, client: Cohort, body: Tensor) -> None:
+        """Tunes as the others do at the end, for as many epochs as it is told."""
+        if self.tune_epochs:
+            client["tuned"] = client.fit(client.rows(body=body), learn=self.tune_part)
+            client["is_tuned"] = client["is_tuned"] + 1
+
+    def settle_epochs(self, usual: int) -> int:
+        return self.tune_epochs or usual
+
     def needs(self, cohort: int, seen: int, everybody: int) -> Needs:
         return Needs(everybody, everybody) if self.tune_epochs else Needs(cohort, 0)
 

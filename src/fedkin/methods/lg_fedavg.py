@@ -59,3 +59,12 @@ class LGFedAvg(Method):
 
     def personal(self, client: Cohort, head: Tensor) -> Tensor:
         return client.rows(body=client["body"], head=head)
+
+    def welcome(self, fed: Federation, newcomers: Clients) -> Clients:
+        if self.options.pretrain:
+            fed.ask(newcomers, self.install, body=self.model[: self.split])
+        return super().welcome(fed, newcomers)
+
+    def settle(self, client: Cohort, head: Tensor) -> None:
+        """A body that learns below the head as it is."""
+        client["body"] = client.body(client.fit(client.rows(body=client["body"], head=head), learn="body"))

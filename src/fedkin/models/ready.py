@@ -29,6 +29,7 @@ class Samples:
     vocabulary: int = 0
     parts: tuple[Part, ...] = ()
     targets: str = "classes"  # the kind of what the outputs stand for
+    columns: tuple[str, ...] = ()  # what the features are called, where they came as a table
 
     def names(self) -> tuple[str, ...]:
         """What each output stands for."""

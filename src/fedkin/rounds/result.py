@@ -24,6 +24,7 @@ from fedkin.robust import Adversary, Backdoor, Detection, detection, verdicts_of
 from fedkin.rounds import footprint, inference
 from fedkin.rounds.divergence import GUESSING, at_chance, divergence, loss_out_of_hand
 from fedkin.rounds.records import Accuracy, ClientRecord, Prepared, RoundRecord, best_of
+from fedkin.rounds.trained import Trained
 from fedkin.tasks import Task
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Result:
     memory: Mapping[str, int | None] = field(default_factory=dict)  # bytes: reckoned before, and at the most
     _adversary: Adversary | None = field(default=None, repr=False)
     _task: Task | None = field(default=None, repr=False)
+    _trained: Trained | None = field(default=None, repr=False)
 
     @property
     def score(self) -> Accuracy:
@@ -112,6 +114,17 @@ class Result:
         token ids as they are) and gives class scores; `.network` is the network alone, `.names` the classes."""
         module = self._layout.load(copy.deepcopy(self._model), self._rows[self._number(client)])
         return Ready(module, self._samples).eval()
+
+    @property
+    def model(self) -> Ready:
+        """The shared model of the last round, for methods that have one, as `personal` gives a client's."""
+        found = None if self._trained is None else self._trained.model()
+        if found is None:
+            raise UsageError(
+                f"method {self.method!r} has no model that all clients share: take result.personal(client), or "
+                "fk.join(result, clients=...) for clients that were not in the run"
+            )
+        return Ready(found, self._samples).eval()
 
     def predict(self, x: Any, client: int | str) -> np.ndarray[Any, Any]:
         """What a client's model takes each of these samples for: labels as the data had them (whole numbers, or names);
@@ -217,6 +230,7 @@ def result_of(job: Job) -> Result:
         _samples=job.samples,
         _adversary=job.adversary,
         _task=job.site.task,
+        _trained=Trained.of(job),
     )
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedkin.errors import DataError
-from fedkin.rounds import Job
+from fedkin import plugins
+from fedkin.errors import DataError, UsageError
+from fedkin.rounds import Job, prepare
 from fedkin.rounds.memory import restoring
 from fedkin.runs import checkpoint, database
 from fedkin.runs.checkpoint import writing
@@ -103,6 +104,34 @@ def sound_checkpoints(job: Job, run: RunFolder, say: Say) -> Iterator[SoundCheck
             yield SoundCheckpoint(name, marks, bool(saved.get("finished")), restoring(job, saved))
         except DataError as error:
             raise DataError(f"{where}, which does not fit ({error}): nothing was changed; start a new run") from None
+
+
+def as_it_was(run: RunFolder, device: str | None = None) -> Job:
+    """A run's job as its newest sound checkpoint has it, for looking at and for taking models from. The run is only
+    read; it may still be going on."""
+    info, changed = run.info, {} if device is None else {"device": device}
+    if info.deployed or info.data == "sites":
+        raise UsageError(
+            f"run {info.id!r} was a deployment: each site has its own model, as personal.safetensors, and only the "
+            "server knows where its sites are"
+        )
+    if info.objects:
+        raise UsageError(
+            f"run {info.id!r} was given its {', '.join(info.objects)} as Python objects, which are not in its folder: "
+            f"use what fedkin.resume({info.id!r}, {', '.join(f'{name}=...' for name in info.objects)}) returns"
+        )
+    if not checkpoint.names(run.path / CHECKPOINTS):
+        raise DataError(f"run {info.id!r} has no checkpoint, so no models; run it with --checkpoint-every 1")
+    plugins.require(info.id, info.raw.get("plugins"))
+    job = prepare(info.configuration(**changed), admitted=True)
+    if job.prepared.split_hash != info.prepared.get("split_hash"):
+        raise DataError(f"run {info.id!r}: its data or their split are not what they were; restore the data")
+    passed: list[str] = []
+    sound = next(sound_checkpoints(job, run, passed.append), None)
+    if sound is None:
+        raise DataError(f"run {info.id!r}: no sound checkpoint is left ({passed[-1]})")
+    sound.put()
+    return job
 
 
 def _put_back(job: Job, run: RunFolder, say: Say) -> tuple[Marks, bool]:

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedkin.errors import DataError, FedKinError, UsageError, unknown
-from fedkin.models import MODELS, Ready
+from fedkin.errors import FedKinError, UsageError, unknown
+from fedkin.models import MODELS, Ready, Samples
 from fedkin.use.model_file import Card, Personal, load, save
 
 if TYPE_CHECKING:
-    from fedkin.data import Dataset
+    from fedkin.config import Config
     from fedkin.rounds import Result
-    from fedkin.runs.folder import RunFolder
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx"}
 TYPES = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
@@ -68,48 +67,33 @@ def export_run(
 ) -> list[Path]:
     """Models of a run as its newest checkpoint has them. The run is only read; it may still be going on."""
     from fedkin.runs.catalogue import Catalogue
+    from fedkin.runs.restore import as_it_was
 
     folder = Catalogue(runs_dir).locate(run)
     clients = which(folder.info.names, client)
-    result, dataset = _restored(folder)
-    config = result.config
-    card = Card.of(
-        dataset,
+    job = as_it_was(folder)
+    return from_result(job.result(), card_of(job.samples, job.config, folder.info.id), clients, to, wanted)
+
+
+def card_of(samples: Samples, config: Config, run: str) -> Card:
+    """What a run's models say about themselves."""
+    return Card(
         config.model if config.model in MODELS else None,
-        head=config.head,
-        method=config.method,
-        run=folder.info.id,
+        samples.shape,
+        samples.classes,
+        samples.kind,
+        samples.vocabulary,
+        config.head,
+        samples.mean,
+        samples.std,
+        samples.class_names,
+        samples.columns,
+        config.method,
+        run,
         seed=config.seed,
+        parts=samples.parts,
+        targets=samples.targets,
     )
-    return from_result(result, card, clients, to, wanted)
-
-
-def _restored(folder: RunFolder) -> tuple[Result, Dataset]:
-    """The result as far as the newest sound checkpoint goes, and the data it was had from."""
-    from fedkin.rounds import load_data, prepare
-    from fedkin.runs import checkpoint
-    from fedkin.runs.folder import CHECKPOINTS
-    from fedkin.runs.restore import sound_checkpoints
-
-    info = folder.info
-    if info.objects:
-        raise UsageError(
-            f"run {info.id!r} was given its {', '.join(info.objects)} as Python objects, which are not in "
-            "its folder: export from Python, fedkin.use.export.from_result(...)"
-        )
-    if info.config.get("data") == "sites":
-        raise UsageError(f"run {info.id!r} was a deployment: each site has its own model, as personal.safetensors")
-    if not checkpoint.names(folder.path / CHECKPOINTS):
-        raise DataError(f"run {info.id!r} has no checkpoint, so no models; run it with --checkpoint-every 1")
-    job = prepare(info.configuration(), admitted=True)
-    if job.prepared.split_hash != info.prepared.get("split_hash"):
-        raise DataError(f"run {info.id!r}: its data or their split are not what they were; restore the data")
-    passed: list[str] = []
-    sound = next(sound_checkpoints(job, folder, passed.append), None)
-    if sound is None:
-        raise DataError(f"run {info.id!r}: no sound checkpoint is left ({passed[-1]})")
-    sound.put()
-    return job.result(), load_data(job.config)[0]
 
 
 def from_result(
@@ -120,7 +104,7 @@ def from_result(
     for client in clients:
         name = result.per_client[client].name
         own = replace(card, site=name, round=result.history[-1].round)
-        stem = _file_name(name)
+        stem = file_name(name)
         stem = f"{stem}-{client}" if stem in used else stem
         used.add(stem)
         written += write(Personal(own, result.personal(client).network), to / stem, wanted)
@@ -141,7 +125,7 @@ def which(names: Sequence[str], wanted: str) -> list[int]:
     return list(dict.fromkeys(place[part] for part in found))
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
     """A client's name as a file name: anything but letters, digits, dots and dashes becomes a dash."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip(".")[:100] or "client"
 

@@ -79,7 +79,7 @@ class Card:
     @property
     def samples(self) -> Samples:
         """What goes in, and what comes out."""
-        normal = (self.mean, self.std, self.vocabulary, self.parts, self.targets)
+        normal = (self.mean, self.std, self.vocabulary, self.parts, self.targets, self.columns)
         return Samples(self.shape, self.kind, self.classes, self.class_names, *normal)
 
     def names(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.data.dataset import Array, encode_labels
+from fedkin.data.dataset import Array, numbered
 from fedkin.errors import DataError, UsageError
 from fedkin.use.model_file import Personal
 
@@ -78,12 +78,7 @@ def predict(model: Personal, x: Any, labels: Any = None) -> Predictions:
     labels = np.asarray(labels)
     if labels.shape[:1] != (len(found),):
         raise DataError(f"{len(found)} samples, but labels of shape {labels.shape}")
-    codes, words = encode_labels(labels)
-    place = {name: i for i, name in enumerate(names)}
-    if labels.dtype.kind in "biu" and not any(word in place for word in words):  # numbers for classes that have names
-        place = {str(i): i for i in range(len(names))}
-    truth = np.array([place.get(word, -1) for word in words])[codes]
-    return Predictions(names, found, truth, tuple(word for word in words if word not in place))
+    return Predictions(names, found, *numbered(labels, names))
 
 
 def read_samples(

@@ -115,6 +115,14 @@ class PaperCOPFL(Method):
         kept = client.model(client["mask"])
         return {"model": Masked(client.model(trained).masked_fill(kept, 0), ~kept), "mask": kept, "score": score}
 
+    def settle(self, client: Cohort, model: Tensor) -> None:
+        """What moves most in a pass over all weights is the client's own, as far as masks may grow; that learns on."""
+        o, start, epochs = self.options, client.rows(model=model), client.training.epochs
+        moved = (start - self._pass(client, start, ~client["mask"], "shared", epochs)).abs()
+        mask = grow(client["mask"], moved, client.layout, o.gamma if o.p else 0.0, o.gamma, o.scope)
+        client["own"] = self._pass(client, start, mask, "personal", epochs) if mask.any() else start
+        client["mask"], client["received"] = mask, model.expand(len(client), -1)
+
     def personal(self, client: Cohort, model: Tensor) -> Tensor:
         """w_n: the client's own weights under the mask, the received ones elsewhere (7)."""
         return client["own"].where(client["mask"], client.rows(model=model))

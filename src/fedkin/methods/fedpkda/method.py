@@ -154,6 +154,19 @@ class PaperFedPKDA(Method):
             return gamma * n.square() if o.fim_norm == "sum" else gamma
         return gamma / (n / size).ceil() if o.fim_norm == "mean" else gamma
 
+    def settle(self, client: Cohort, theta: Tensor) -> None:
+        """A head on theta as it is, whose features are what the client's own prototypes are made of."""
+        if self.options.share == "body":
+            client["local"] = client.fit(client.rows(body=theta), learn="head")
+        else:
+            client["local"] = client.fit(client.rows(model=theta))
+
+    def shared(self) -> dict[str, Tensor]:
+        return {self.options.share: self.theta}
+
+    def common(self) -> dict[str, Tensor]:
+        return self.shared() if self.options.share == "model" else {}
+
     def deliver(self) -> dict[str, Any]:
         return {"theta": self.theta}
 

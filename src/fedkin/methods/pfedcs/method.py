@@ -96,6 +96,26 @@ class PaperPFedCS(FedPer):
         client["head"] = client.head(rows)
         return {"body": client.body(rows), "head": client.head(rows)}
 
+    def welcome(self, fed: Federation, newcomers: Clients) -> Clients:
+        """A head as in FedPer; while heads teach each other, it then learns from those near its own, too."""
+        welcomed = super().welcome(fed, newcomers)
+        if self.known and fed.round + 1 < self.options.beta:
+            replies = fed.ask(welcomed, self.show)
+            for place, head in enumerate(replies["head"] if len(replies) else ()):
+                one = replies.clients[[place]]
+                heads = torch.cat([self.heads[self.known], head[None]])
+                teacher = self.weights(fed, one | self.known, heads)[-1].to(heads) @ heads
+                fed.ask(one, self.study, body=self.body, teacher=teacher)
+        return welcomed
+
+    def show(self, client: Cohort) -> Reply:
+        return {"head": client["head"]}
+
+    def study(self, client: Cohort, body: Tensor, teacher: Tensor) -> None:
+        start = client.rows(body=body, head=client["head"])
+        terms = [client.objective(), self.tuned(client, body, teacher.expand(len(client), -1))]
+        client["head"] = client.head(client.fit(start, learn="head", loss=terms))
+
     def tuned(self, client: Cohort, body: Tensor, teacher: Tensor) -> Term:
         """The teacher after rho epochs on the client's data, the body fixed (eqs. 9-10), as a guide."""
         o, rows, opt = self.options, client.rows(body=body, head=teacher), client.training.opt

@@ -1,0 +1,85 @@
+"""Clients that come when a run is over."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedkin.cli.application import TRAIN, Json, RunsDir, command
+from fedkin.cli.console import messages, print_json, safe, screen, table
+from fedkin.cli.extras import Plugins, use_plugins
+from fedkin.cli.runs import Run
+from fedkin.errors import UsageError
+from fedkin.options import said
+
+
+@command(
+    "join",
+    """
+    fedkin join last --data new-clinic.csv
+    fedkin join last --data clinics --samples 5,20,100 --save models
+    """,
+    TRAIN,
+)
+def join(
+    run: Run,
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data", metavar="FILE|DIR", help="A file (.npz, .csv, .parquet), or a folder with one for each newcomer."
+        ),
+    ],
+    samples: Annotated[
+        str,
+        typer.Option("--samples", metavar="N,N,...", help="Also show how models do that train on so many samples."),
+    ] = "",
+    epochs: Annotated[
+        int | None,
+        typer.Option("--epochs", metavar="N", help="Epochs for which a newcomer trains [what the method needs]."),
+    ] = None,
+    save: Annotated[
+        str | None, typer.Option("--save", metavar="DIR", help="Write the models into a folder, for fedkin predict.")
+    ] = None,
+    label: Annotated[
+        str, typer.Option("--label", metavar="NAME", help="The column of a table that holds the labels.")
+    ] = "label",
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda, ... [the run's].")] = None,
+    runs_dir: RunsDir = None,
+    plugin: Plugins = None,
+    json: Json = False,
+) -> None:
+    """Give clients that were not in a run models of their own, without changing anybody else's.
+
+    Each method has its recipe: one that shares a body tunes a head on it, Ditto pulls a model towards the shared one,
+    FedCAP mixes one of those that are similar. The table says how accurate a newcomer's model is on its own test
+    samples before it trains (0 samples) and afterwards.
+    """
+    use_plugins(plugin)
+    counts = _counts(samples)
+
+    from fedkin.use.join import join as settle
+
+    found = settle(run, data=data, samples=counts, epochs=epochs, label=label, runs_dir=runs_dir, device=device)
+    written = [str(path) for path in found.save(save)] if save is not None else []
+    if json:
+        return print_json({**found.to_dict(), "files": written})
+    numbers = ("samples", safe(found.metric.name), "loss", "test samples")
+    made = table(f"{found.method}, {found.epochs} epochs", "newcomer", *numbers, right=numbers)
+    for t in found.trials:
+        name, count = safe(t.client), "0 (before)" if not t.samples else str(t.samples)
+        made.add_row(name, count, said(t.accuracy, found.metric.unit), said(t.loss, ""), str(t.test_samples))
+    out = screen()
+    out.print(made)
+    for remark in found.remarks:
+        out.print(f"[yellow]note[/] {safe(remark)}", soft_wrap=True)
+    if written:
+        many = f"{len(written)} models" if len(written) > 1 else "the model"
+        messages().print(f"{many} written: fedkin predict --model {safe(written[0])} --data NEW", soft_wrap=True)
+
+
+def _counts(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise UsageError(f"--samples {text!r}: give numbers of samples with commas between, as in 5,20,100")
+    return [int(word) for word in words]

@@ -1,0 +1,254 @@
+"""Clients that come when a run is over: each gets a model by the method's own recipe, and nobody else's changes.
+
+They are clients of a federation of their own, with the numbers that come after those of the run. Its server half is a
+copy of what the run's server has, with room for them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkin.compute import keys
+from fedkin.compute.batches import Source
+from fedkin.core.federation import Engine, Federation, Measured
+from fedkin.core.schedules import parse_factors
+from fedkin.data import Dataset, OwnClients
+from fedkin.data.clients import OwnClient, split_client
+from fedkin.data.dataset import Array, numbered
+from fedkin.engines.simulator import Simulator
+from fedkin.errors import DataError, UsageError
+from fedkin.methods import Method
+from fedkin.methods.base import EVALUATED, REPORTS
+from fedkin.parts import words_of
+from fedkin.rounds import inference
+from fedkin.rounds.assemble import Parts, make_site
+from fedkin.rounds.trained import Trained
+from fedkin.tasks import Metric
+
+Rows = tuple[keys.I64, keys.I64]  # training and test rows of a client
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How a newcomer's model does on its own test samples, after training on so many samples; 0: before any."""
+
+    client: str
+    samples: int
+    accuracy: float  # the task's main metric, as it is shown; NaN without test samples
+    loss: float
+    test_samples: int
+
+
+@dataclass(frozen=True, eq=False)
+class Arrived:
+    """What came of newcomers: their trials, and their models as rows, made with all samples that they bring."""
+
+    trials: list[Trial]
+    rows: Tensor  # [M, D] on the CPU
+    names: tuple[str, ...]
+    metric: Metric
+    epochs: int
+    remarks: list[str] = field(default_factory=list)
+
+
+def arrive(trained: Trained, brought: OwnClients, counts: Sequence[int] = (), epochs: int | None = None) -> Arrived:
+    """Models for clients with these data; `counts`: also with so many of their training samples alone."""
+    for count in counts:
+        if count < 1:
+            raise UsageError(f"samples={count}: give numbers of training samples from 1 on")
+    if epochs is not None and epochs < 1:
+        raise UsageError(f"epochs={epochs}: must be at least 1")
+    known = [name for name in trained.names if name in {part.name for part in brought.parts}]
+    if known:
+        raise UsageError(f"client {known[0]!r} was in the run: give a newcomer a name of its own")
+    dataset, each = _as_in_the_run(trained, brought)
+    names, remarks = tuple(part.name for part in brought.parts), list[str]()
+    method = trained.method
+    epochs = method.settle_epochs(trained.config.epochs) if epochs is None else epochs
+    source = Source(dataset.x, dataset.y, trained.device, dataset.mean, dataset.std)
+
+    def settled(count: int | None) -> _Late:
+        few = [(train[:count], test) for train, test in each]
+        return _Late(trained, method, dataset, source, names, few, epochs)
+
+    everything = settled(None)
+    metric = everything.site.task.metric
+    places = range(len(names))
+    trials = everything.trials(everything.before(), places, 0)
+    for count in sorted({*counts}):
+        enough = [place for place in places if len(each[place][0]) >= count]
+        few = [names[place] for place in places if place not in enough]
+        if few:
+            remarks.append(f"{', '.join(few)}: fewer than {count} training samples, so no accuracy with so many")
+        if enough:
+            late = settled(count)
+            trials += late.trials(late.settle(), enough, count)
+    measured = everything.settle()
+    trials += [t for place in places for t in everything.trials(measured, [place], len(each[place][0]))]
+    unserved = [f"{names[f.client - everything.first]}: {f.reason}" for f in everything.fed.failures]
+    trials = sorted(
+        {(t.client, t.samples): t for t in trials}.values(), key=lambda t: (names.index(t.client), t.samples)
+    )
+    return Arrived(trials, everything.rows(), names, metric, epochs, remarks + unserved)
+
+
+class _Late:
+    """A federation of newcomers alone, each with some of its training samples."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        method: Method,
+        dataset: Dataset,
+        source: Source,
+        names: Sequence[str],
+        each: Sequence[Rows],
+        epochs: int,
+    ) -> None:
+        self.trained, self.first = trained, len(trained.names)
+        none, config = [np.zeros(0, np.int64)] * self.first, trained.config
+        listed = isinstance(parse_factors(config.lr_factors), list) and config.lr_factors != "same"
+        factors = "+".join([config.lr_factors, *["1"] * len(names)]) if listed else config.lr_factors
+        train, test = ([of[part] for of in each] for part in (0, 1))
+        parts: Parts = {"train": none + train, "validation": none + none[:1] * len(each), "test": none + test}
+        self.names, self._tests = names, [len(test) for _, test in each]
+        self.site = make_site(
+            replace(config, epochs=epochs, lr_schedule="constant", lr_factors=factors),
+            type(method),
+            trained.network,
+            dataset,
+            source,
+            parts,
+            [*trained.names, *names],
+            trained.precision,  # type: ignore[arg-type]
+            task=trained.task,
+            initial=trained.first(),
+        )
+        self.engine: Engine = Simulator(self.site, type(method)(method.options), config.chunk)
+        sizes = np.array([*trained.sizes, *(len(train) for train, _ in each)], np.int64)
+        self.fed = Federation(self.engine, sizes, seed=config.seed, names=self.site.names)
+        self.fed.round, self.fed.rounds = trained.round, config.rounds
+        self.method = self._with_room(method)
+        self.fed.removed = dict.fromkeys(range(self.first), 0)  # whoever asks all asks newcomers alone
+        self.ids = np.arange(self.first, self.first + len(names))
+
+    def _with_room(self, method: Method) -> Method:
+        """A copy of the server half that also has a place for each newcomer where it has one for each client."""
+        made, clients = type(method)(method.options), self.first + len(self.names)
+        made.start(self.fed, self.site.layout, self.site.initial)
+        state = copy.deepcopy(method.state())
+        for name, new in made.state().items():
+            old, both = state.get(name), (clients, self.first)
+            if isinstance(new, Tensor) and isinstance(old, Tensor) and old.dim() and new.dim() == old.dim():
+                fits = (len(new), len(old)) == both and new.shape[1:] == old.shape[1:]
+                state[name] = torch.cat([old, new[self.first :].to(old)]) if fits else old
+        vars(made).update(state)
+        return made
+
+    def before(self) -> Measured:
+        """Of what a newcomer would have without any data: the shared model, or else what the method starts with."""
+        common, point = self.method.common(), "received"
+        if common:
+            plain = Simulator(self.site, Method(), self.trained.config.chunk)
+            return plain.measured(self.ids, REPORTS[point], lambda ids: common, self.fed.round)[0]
+        return self._measured(point)
+
+    def settle(self) -> Measured:
+        """Of their own models."""
+        self.method.welcome(self.fed, self.fed.all[self.ids])
+        self.fed.round += 1
+        return self._measured(self.trained.eval_point)
+
+    def _measured(self, point: str) -> Measured:
+        fed, method = self.fed, self.method
+        return self.engine.measured(
+            self.ids, REPORTS[point], lambda ids: method.deliver_to(fed, fed.all[ids]), fed.round
+        )[0]
+
+    def rows(self) -> Tensor:
+        fed, method, point = self.fed, self.method, self.trained.eval_point
+        return self.engine.rows(
+            self.ids, REPORTS[point], EVALUATED[point], lambda ids: method.deliver_to(fed, fed.all[ids]), fed.round
+        )
+
+    def trials(self, measured: Measured, places: Sequence[int], samples: int) -> list[Trial]:
+        shown, loss = measured.shown(self.site.task.metric.scale), measured.loss
+        return [
+            Trial(self.names[p], samples, float(shown[p]), float(loss[p]) if self._tests[p] else np.nan, self._tests[p])
+            for p in places
+        ]
+
+
+# ---------------------------------------------------------------- data like the run's
+
+
+def _as_in_the_run(trained: Trained, brought: OwnClients) -> tuple[Dataset, list[Rows]]:
+    """The newcomers' samples as those of one data set that is prepared as the run's was, and each one's training rows,
+    in an order by lot, and test rows."""
+    like, config = trained.samples, trained.config
+    if brought.targets != like.targets:
+        raise DataError(f"the run's targets are {like.targets}, those of the new data {brought.targets}")
+    parts = [_fitting(trained, brought, part) for part in brought.parts]
+    dataset = Dataset(
+        brought.name,
+        np.concatenate([x for x, _ in parts]),
+        np.concatenate([y for _, y in parts]),
+        like.classes,
+        like.class_names,
+        mean=like.mean,
+        std=like.std,
+        vocabulary=like.vocabulary,
+        columns=like.columns,
+        parts=like.parts,
+        targets=like.targets,
+    )
+    each, begin = list[Rows](), 0
+    for place, (part, (x, _)) in enumerate(zip(brought.parts, parts, strict=True), start=len(trained.names)):
+        labels = dataset.strata[begin : begin + len(x)]
+        train, _, test = split_client(labels, part.tests, place, config.seed, config.test_share, 0.0)
+        order = keys.permutation(keys.key(config.seed, "newcomer", place), len(train))
+        each.append((begin + train[order], begin + test))
+        begin += len(x)
+    return dataset, each
+
+
+def _fitting(trained: Trained, brought: OwnClients, part: OwnClient) -> tuple[Array, Array]:
+    """One client's samples and targets as the run has them; DataError where they are not of that kind."""
+    like, where = trained.samples, f"client {part.name!r}"
+    if part.parts != like.parts:
+        raise DataError(
+            f"{where} has samples of {words_of(part.parts) or 'one array'}, the run of "
+            f"{words_of(like.parts) or 'one array'}"
+        )
+    try:
+        x = part.x if like.parts else inference.as_given(_in_order(part.x, brought.columns, like.columns), like)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
+    if like.targets != "classes":
+        return x, part.y
+    y, foreign = numbered(part.y, like.names())
+    if foreign:
+        known = ", ".join(like.names()[:20]) + (", ..." if like.classes > 20 else "")
+        raise DataError(
+            f"{where} has the class {foreign[0]!r}, which the run does not know (it knows {known}): its models cannot "
+            "give it; leave these samples out, or train a run with them"
+        )
+    return x, y
+
+
+def _in_order(x: Array, own: Sequence[str], wanted: Sequence[str]) -> Array:
+    """The columns of a table in the run's order."""
+    if not own or not wanted or tuple(own) == tuple(wanted):
+        return x
+    for name in wanted:
+        if name not in own:
+            raise DataError(f"column {name!r} is missing, which the run has; all need the same columns")
+    for name in own:
+        if name not in wanted:
+            raise DataError(f"column {name!r} is not in the run; all need the same columns")
+    return x[:, [own.index(name) for name in wanted]]
