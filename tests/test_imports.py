@@ -205,7 +205,48 @@ def test_there_is_one_runner_of_grids() -> None:
         assert [str(p.relative_to(ROOT)) for p in defined] == ["sweep/trainings.py"], name
 
 
+def texts(tree: ast.AST, names: set[str]) -> list[tuple[int, str]]:
+    """Where one of these names stands as a text of its own."""
+    return [(n.lineno, n.value) for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value in names]
+
+
+UNMISTAKABLE = {
+    "accepted",
+    "rejected",
+    "collaborators",
+    "members",
+    "left_out",
+    "unjudged",
+    "relaxed",
+    "norms",
+    "pulls",
+    "prototype_weights",
+    "weights_absent",
+}
+"""Kinds of notes and events whose names mean nothing else above the methods."""
+
+
+def test_what_a_note_means_is_said_in_one_place() -> None:
+    """`core.notes` declares it; who writes one or asks for one names the declaration."""
+    from fedkin.core import notes
+
+    assert notes.KINDS.keys() | notes.EVENTS.keys() >= UNMISTAKABLE
+    readers = [p for p in sources() if unit(p) in UPPER]
+    found = {str(p.relative_to(ROOT)): texts(ast.parse(p.read_text()), UNMISTAKABLE) for p in readers}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+    asking = {"note", "noted", "told", "rounds_of", "over_rounds", "whose", "events", "kind_of"}
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in asking:
+                assert not any(isinstance(a, ast.Constant) and isinstance(a.value, str) for a in node.args[:1]), path
+
+
 def test_a_second_place_is_found() -> None:
+    assert texts(ast.parse("x = {'a': 'members'}\nif y == 'rejected': pass"), UNMISTAKABLE) == [
+        (1, "members"),
+        (2, "rejected"),
+    ]
+
     tree = ast.parse("class A:\n    def f(self):\n        return Site(1)\nx = [a.Site(), Sites(), Site]\nSite()")
     assert calls(tree, "Site") == ["A.f", ""]
     assert calls(ast.parse("def g(job):\n    job.restore(1)\n    restore(2)"), ".restore") == ["g"]

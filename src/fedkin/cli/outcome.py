@@ -67,7 +67,7 @@ def not_used(result: Result) -> dict[str, dict[int, tuple[int, int]]]:
 
 def run_facts(result: Result) -> dict[str, Any]:
     """A run as `--json` prints it."""
-    out = {str(c): {"rounds": n, "of": of} for c, (n, of) in not_used(result).get("left_out", {}).items()}
+    out = {str(c): {"rounds": n, "of": of} for c, (n, of) in not_used(result).get(notes.WAS_LEFT_OUT.kind, {}).items()}
     return {**result.to_dict(), "attack": result.config.attack, "rule": result.config.rule, "left_out": out}
 
 

@@ -14,6 +14,7 @@ from fedkin.cli.console import messages, percent, print_json, safe, scores, scre
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.cli.names import run_names
 from fedkin.config import POINTS
+from fedkin.core import notes
 from fedkin.errors import DataError, unknown
 from fedkin.options import said
 from fedkin.runs.catalogue import Broken, Catalogue, diff
@@ -222,8 +223,8 @@ def _facts(folder: RunFolder) -> dict[str, str]:
         "git": revision,
         "malicious": _names(info, info.malicious),
         "judged": _judged(info),
-        "removed": _by_round(info, folder.events("removed")),
-        "failures": _failures(info, folder.events("failed")),
+        "removed": _by_round(info, folder.events(notes.WAS_REMOVED.kind)),
+        "failures": _failures(info, folder.events(notes.HAS_FAILED.kind)),
         **_other_events(folder),
         "noted": "; ".join(f"{n['name']}: {n['about']}, {n['said']}" for n in _noted(folder)),
         "notes": "; ".join(map(str, (info.result or {}).get("remarks") or [])),
@@ -266,12 +267,14 @@ def _failures(info: RunInfo, events: list[dict[str, Any]]) -> str:
 
 def _other_events(folder: RunFolder) -> dict[str, str]:
     """Whatever else happened to clients, and in how many rounds."""
-    from fedkin.core import notes
-
     found = folder.table("events", columns=["client", "kind", "round"])
     counts: dict[str, dict[int, set[Any]]] = {}
     for client, kind, round in zip(found["client"], found["kind"], found["round"], strict=True):
-        if kind not in ("removed", "failed") and isinstance(kind, str) and isinstance(client, int):
+        if (
+            kind not in (notes.WAS_REMOVED.kind, notes.HAS_FAILED.kind)
+            and isinstance(kind, str)
+            and isinstance(client, int)
+        ):
             counts.setdefault(kind, {}).setdefault(client, set()).add(round)
     out = {}
     for kind, by in list(counts.items())[:MOST_KINDS]:
@@ -283,8 +286,6 @@ def _other_events(folder: RunFolder) -> dict[str, str]:
 
 def _noted(folder: RunFolder) -> list[dict[str, Any]]:
     """What the method noted: under which names, in how many rounds, what it means, and a short one's last value."""
-    from fedkin.core import notes
-
     found = folder.table("notes", columns=["round", "name"])
     rounds: dict[str, list[Any]] = {}
     for round, name in zip(found["round"], found["name"], strict=True):

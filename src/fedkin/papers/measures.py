@@ -232,6 +232,10 @@ def facts(traces: Traces) -> dict[str, float]:
     return found
 
 
+ASKED = [k.name for k in (kinds.ACCEPTED, kinds.REJECTED, kinds.PARTICIPANTS, kinds.COLLABORATORS)]
+"""The notes that these read."""
+
+
 def _acceptance(notes: Iterable[tuple[int, str, Any]], hostile: Callable[[int], Sequence[bool]]) -> dict[str, float]:
     """The shares of honest and of hostile submissions that were accepted, over all rounds."""
     yes, asked = [0, 0], [0, 0]

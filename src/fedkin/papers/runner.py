@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.config import Config, make_config
+from fedkin.core.notes import COLLABORATORS
 from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.papers.measures import Measures, Point, Traces, facts
+from fedkin.papers.measures import ASKED, Measures, Point, Traces, facts
 from fedkin.papers.plan import Plan
 from fedkin.rounds import Event, Listener
 from fedkin.runs.catalogue import Past, runs_folder
@@ -144,7 +145,7 @@ def from_folder(run: RunFolder, config: Config, data: Data) -> Measures:
     )
     if not points:
         raise DataError(f"run {info.id!r} has no evaluated round")
-    notes = [(at - 1, name, value) for at, name, value in run.notes() if name in _ASKED]
+    notes = [(at - 1, name, value) for at, name, value in run.notes() if name in ASKED]
     detected = (info.result or {}).get("detection")
     labels, parts = (data.of(config)[0].y, run.split()["train"]) if _has_collaborators(notes) else (None, [])
     traces = Traces(
@@ -174,9 +175,6 @@ def from_folder(run: RunFolder, config: Config, data: Data) -> Measures:
     )
 
 
-_ASKED = ("accepted", "rejected", "participants", "collaborators")
-
-
 def _float(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
@@ -191,7 +189,7 @@ def _hostile(config: Config, clients: int) -> Callable[[int], Sequence[bool]] | 
 
 
 def _has_collaborators(notes: Sequence[tuple[int, str, Any]]) -> bool:
-    return any(name == "collaborators" for _, name, _ in notes)
+    return any(name == COLLABORATORS.name for _, name, _ in notes)
 
 
 def _classes(notes: Sequence[tuple[int, str, Any]], labels: Any, parts: Sequence[Any]) -> list[frozenset[int]]:

@@ -208,8 +208,8 @@ def committee_votes(run: RunData) -> Figure:
     )
     accepted = _which(run, (used.get(r, []) for r in rounds))
     groups: list[Group] = [
-        ("accepted", "dot", palette.GOOD, accepted),
-        ("rejected", "cross", palette.BAD, ~accepted),
+        (notes.ACCEPTED.name, "dot", palette.GOOD, accepted),
+        (notes.WAS_REJECTED.words, "cross", palette.BAD, ~accepted),
         (TRUTH, "square", len(palette.SERIES) - 1, _which(run, [run.malicious] * len(rounds))),
     ]
     threshold = 100 * np.array([{**bar, **lowered}.get(r, np.nan) for r in rounds], float)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedkin.core.federation import Exchange, Note, Traffic
-from fedkin.core.notes import kind_of
+from fedkin.core.federation import Exchange, Failure, Note, Traffic
+from fedkin.core.notes import HAS_FAILED, WAS_REMOVED, kind_of
 from fedkin.rounds import Job, RoundRecord
 from fedkin.runs.database import TABLES
 
@@ -66,13 +66,17 @@ def verdict_rows(note: Note, last: int) -> list[Row]:
 
 def removal_row(job: Job, client: int, round: int) -> Row:
     why = job.fed.why_removed.get(client, f"by {job.config.method}")
-    return min(round + 1, job.config.rounds), "", client, "removed", why
+    return min(round + 1, job.config.rounds), "", client, WAS_REMOVED.kind, why
+
+
+def failure_row(failure: Failure, last: int) -> Row:
+    return min(failure.round + 1, last), failure.phase, failure.client, HAS_FAILED.kind, failure.reason
 
 
 def tables_of(job: Job) -> dict[str, list[Row]]:
     """The tables as far as the job itself remembers them: not how each client did in past rounds, nor its traffic."""
     fed, last = job.fed, job.config.rounds
-    events: list[Row] = [(min(f.round + 1, last), f.phase, f.client, "failed", f.reason) for f in fed.failures]
+    events: list[Row] = [failure_row(f, last) for f in fed.failures]
     events += [row for note in fed.notes for row in verdict_rows(note, last)]
     events += [removal_row(job, client, round) for client, round in fed.removed.items()]
     return {

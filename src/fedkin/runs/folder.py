@@ -367,7 +367,7 @@ class RunFolder:
         return clients
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """What befell clients: "failed", "removed", "rejected", "left_out" or "unjudged"."""
+        """What befell clients, of one kind of `notes.EVENTS`."""
         found = self.table("events", {"kind": kind})
         return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
 
@@ -375,8 +375,10 @@ class RunFolder:
         """Everything about the run, as `fedkin show --json` prints it: what `run --json` says, and where and when.
 
         As there, `removed` and `failed` count rounds from 0."""
+        from fedkin.core import notes  # needs numpy, which a list of runs does not
+
         info, result = self.info, self.info.result or {}
-        failed = [{**e, "round": e["round"] - 1} for e in self.events("failed")]
+        failed = [{**e, "round": e["round"] - 1} for e in self.events(notes.HAS_FAILED.kind)]
         return {
             **info.to_dict(),
             "options": info.options,
@@ -384,7 +386,7 @@ class RunFolder:
             "per_client": self.per_client(),
             "history": self.history(),
             "bytes": result.get("bytes", (info.progress or {}).get("bytes")),
-            "removed": {str(e["client"]): e["round"] - 1 for e in self.events("removed")},
+            "removed": {str(e["client"]): e["round"] - 1 for e in self.events(notes.WAS_REMOVED.kind)},
             "failed": [{k: e[k] for k in ("client", "round", "phase", "reason")} for e in failed],
             "malicious": info.malicious,
             "detection": result.get("detection"),

@@ -95,13 +95,13 @@ class Recorder:
 
     def exchange(self, exchange: Exchange, traffic: Traffic, failures: Sequence[Failure]) -> None:
         """`Federation.watcher`: rows for the tables; failures go to the log at once."""
-        at, phase = min(exchange.round + 1, self._rounds), exchange.phase
         self._exchanges += 1
         self.base.add("exchanges", [entries.exchange_row(self._exchanges, exchange, self._rounds)])
         self.base.add("traffic", entries.traffic_rows(self._exchanges, exchange, traffic, self._rounds))
-        self.base.add("events", [(at, phase, f.client, "failed", f.reason) for f in failures])
+        self.base.add("events", [entries.failure_row(f, self._rounds) for f in failures])
         for f in failures:
-            self.log(f"round {at} {phase}: client {self._names[f.client]} failed: {f.reason}")
+            at = min(f.round + 1, self._rounds)
+            self.log(f"round {at} {f.phase}: client {self._names[f.client]} failed: {f.reason}")
 
     def after_round(self, job: Job, record: RoundRecord | None, save: bool = False) -> None:
         """The round's rows in one commit, then a checkpoint if one is due (or `save`)."""
