@@ -107,7 +107,7 @@ def test_numbers_as_labels_in_csv_sort_as_numbers(tmp_path):
     [
         ("a,b\n1,2\n", "expected a column 'label', found a, b"),
         ("a,label\n1\n", "expected 2 columns, found 1 in row 2"),
-        ("a,label\nx,1\n", "column 'a' is not numeric"),
+        ("a,label\nx,1\n3,1\n", "column 'a' is not numeric"),
         ("label\n1\n", "at least one column"),
         ("a,label\n", "client 'c' has no samples"),
         ("", "expected a column 'label', found nothing"),
@@ -209,8 +209,8 @@ GOOD = "f0,f1,label\n1,2,0\n3,4,1\n"
         ("f0,f1,label\n1,2,cat\n3,4,None\n", "b.csv: no label in row 3 \\('None'\\)"),
         ("f0,f1,label\n1,2,nan\n3,4,1\n", "b.csv: no label in row 2"),
         ("f0,f1,label\n1,2,0\n3,,1\n", "b.csv: column 'f1' has no value in row 3"),
-        ("f0,f1,label\n1,nan,0\n3,4,1\n", "b.csv: column 'f1' holds a value that is missing or not finite in row 2"),
-        ("f0,f1,label\n1,2,0\n3,1e99,1\n", "b.csv: column 'f1' holds a value that is missing or not finite in row 3"),
+        ("f0,f1,label\n1,nan,0\n3,4,1\n", "b.csv: column 'f1' has no value in row 2; impute='local'"),
+        ("f0,f1,label\n1,2,0\n3,1e99,1\n", "b.csv: column 'f1' holds a value that is not finite in row 3"),
         ("f0,f1,label\n1,2,0\n3,red,1\n", "b.csv: column 'f1' is not numeric \\(row 3: 'red'\\)"),
     ],
 )

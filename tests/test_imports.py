@@ -17,6 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": {"errors"},
     "registry": {"errors"},
     "parts": {"errors"},
+    "preparation": set(),
     "config": {"errors", "options", "version"},
     "compute": {"errors"},
     "tasks": {"errors", "options", "registry", "compute"},
@@ -25,8 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "privacy": {"errors", "registry", "options", "compute", "core"},
     "methods": {"errors", "registry", "options", "compute", "tasks", "core", "robust", "privacy"},
     "engines": {"errors", "registry", "options", "compute", "tasks", "core", "methods"},
-    "data": {"errors", "registry", "parts"},
-    "models": {"errors", "registry", "parts"},
+    "data": {"errors", "registry", "options", "parts", "preparation"},
+    "models": {"errors", "registry", "parts", "preparation"},
 }
 """What the lower half may import, package by package."""
 UPPER = ["rounds", "plugins", "runs", "use", "sweep", "papers", "report", "web", "deploy", "bench", "api", "testing"]

@@ -21,7 +21,8 @@ import fedkin as fk
 from fedkin.cli.application import app
 from fedkin.data import load as load_data
 from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.models import MODELS, build
+from fedkin.models import MODELS, Samples, build
+from fedkin.rounds import inference
 from fedkin.use import model_file
 from fedkin.use.model_file import Card, Personal, load, read_card, save
 from fedkin.use.predict import predict, read_samples
@@ -411,7 +412,7 @@ def test_command(tmp_path: Path) -> None:
 def test_columns_of_a_table_go_by_the_names_the_model_knows(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("b,label,a\n2,0,1\n4,1,3\n")
     x, labels = read_samples(tmp_path / "a.csv", columns=("a", "b"))
-    assert x.tolist() == [[1, 2], [3, 4]]
+    assert inference.as_given(x, Samples((2,), "float32", 2, columns=("a", "b"))).tolist() == [[1, 2], [3, 4]]
     assert labels is not None
     assert labels.tolist() == [0, 1]
     for columns, message in ((("a", "c"), "'c' is missing, which the model has"), (("a",), "'b' is not in the model")):

@@ -12,7 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.config import SAME_POINT, Config, is_folder, make_config
-from fedkin.data import Brought, Dataset, OwnClients, Partition, Split, load, own_clients, parse_partition
+from fedkin.data import (
+    Brought,
+    Dataset,
+    OwnClients,
+    Partition,
+    Reading,
+    Split,
+    load,
+    own_clients,
+    own_table,
+    parse_partition,
+)
+from fedkin.data.columns import from_frame, is_frame
 from fedkin.data.targets import Targets
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, Method, options_of
@@ -20,7 +32,7 @@ from fedkin.models import Given
 from fedkin.registry import Registry
 from fedkin.robust import make_attack
 from fedkin.rounds import Listener, Result, named_spec, run_config
-from fedkin.rounds.choices import targets_of
+from fedkin.rounds.choices import reading_of, targets_of
 from fedkin.rounds.settings import idle, refuse, settled
 from fedkin.runs import start as runs
 from fedkin.runs.catalogue import Catalogue
@@ -86,7 +98,12 @@ def resume(
     folder = Catalogue(runs_dir).locate(run)
     brought = None
     if clients is not None:
-        brought = Brought(_own(clients, targets_of(folder.info.configuration(), task)))
+        kept = folder.info.configuration()
+        brought = Brought(_own(clients, reading_of(kept, targets_of(kept, task))))
+    elif is_frame(data):
+        kept = folder.info.configuration()
+        how = reading_of(kept, targets_of(kept, task))
+        brought = Brought(own_table("own", from_frame("the data frame", data), how), partition)
     elif data is not None:
         brought = Brought(_checked(data), partition)
     elif partition is not None:
@@ -255,11 +272,16 @@ def _request(
     elif clients is not USUAL:
         if data is not USUAL:
             raise UsageError("give data= or a list of clients, not both")
-        objects["data"] = Brought(_own(clients, _targets(task)))
-        values = {"partition": "natural", **values, "data": "own", "clients": len(clients)}
+        owned = _own(clients, _reading(values, task))
+        objects["data"] = Brought(owned)
+        values = {"partition": "natural", **values, "data": "own", "clients": len(owned.parts)}
         inferred = {"clients", *(["partition"] if partition is USUAL else [])}
     if isinstance(data, str | Path):
         values["data"] = str(data)
+    elif is_frame(data):
+        whole = own_table("own", from_frame("the data frame", data), _reading(values, task))
+        values["data"] = "own"
+        objects["data"] = Brought(whole, deal)
     elif data is not USUAL:
         found = _checked(data)
         values["data"] = found.name if isinstance(found, Dataset) else found[0].name
@@ -287,10 +309,16 @@ def _targets(task: Any) -> Targets:
     return targets_of(make_config({"task": task}))
 
 
-def _own(clients: Any, targets: Targets = "classes") -> OwnClients:
+def _reading(values: Mapping[str, Any], task: Any) -> Reading:
+    """How objects are read, by the settings that say so."""
+    said = {name: values[name] for name in ("label", "client_column", "categories") if values.get(name) is not None}
+    return reading_of(make_config(said), _targets(task))
+
+
+def _own(clients: Any, how: Reading) -> OwnClients:
     if isinstance(clients, Sequence | Mapping) and not len(clients):
         raise UsageError(f"clients={clients!r}: give at least one client's data")
-    return own_clients(clients, targets=targets)
+    return own_clients(clients, how)
 
 
 def _checked(data: Any) -> Dataset | tuple[Dataset, Split]:

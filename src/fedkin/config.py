@@ -20,13 +20,14 @@ NOT_IDENTITY = ("runs_dir", "checkpoint_every", "device", "way", "chunk", "data_
 LATER: dict[str, Any] = {
     **{"lr_schedule": "constant", "lr_factors": "same", "task": None, "metrics": None},
     **{"clip_grad": None, "accumulate": 1},
+    **{"label": "label", "client_column": None, "categories": None, "impute": "none", "scale": "none"},
 }
 """Settings that older runs did not have, and the values that they were done with: these say nothing new."""
-TEXTS = ("lr_factors", "lr-factors", "metrics")
+TEXTS = ("lr_factors", "lr-factors", "metrics", "categories")
 """Settings that are one text and may be given as a list or a table."""
 SPLIT = (
     *("data", "data_dir", "clients", "partition", "samples_per_client", "quantity_skew"),
-    *("test_share", "validation_share", "seed"),
+    *("test_share", "validation_share", "seed", "label", "client_column", "categories", "impute", "scale"),
 )
 """Settings that decide who holds which samples."""
 ONLY_UNDER_ATTACK = ("malicious", "knowledge", "attackers")
@@ -58,7 +59,9 @@ class Config:
     `given` names those that somebody asked for."""
 
     method: str = option("fedavg", "the method; `fedkin methods` lists them", group=TRAINING)
-    data: str = option("digits", "a data set by name, an .npz file, or a folder with one file per client", group=DATA)
+    data: str = option(
+        "digits", "a data set by name, an .npz, .csv or .parquet file, or a folder with one file per client", group=DATA
+    )
     clients: int | None = option(
         20, "number of clients (with a natural partition, default: all that it has)", low=1, group=DATA
     )
@@ -83,6 +86,26 @@ class Config:
         None, "corruptions of the images, by name with commas between, or all; each client gets one of them", group=DATA
     )
     severity: int = option(5, "strength of the corruptions", low=1, high=5, group=DATA)
+    label: str = option("label", "the column of a table that holds the labels", group=DATA)
+    client_column: str | None = option(
+        None, "the column that says whose a row is, where one table holds the rows of all clients", group=DATA
+    )
+    categories: str | None = option(
+        None, "columns of a table that are categories although they hold numbers, as in sex+thal", group=DATA
+    )
+    impute: str = option(
+        "none",
+        "how missing values of a table are filled: none (they are refused), local (from each client's own training "
+        "samples) or federated (from sums that clients give away); options follow a colon: numbers=mean or median, "
+        "words=category (of its own) or frequent, as in local:numbers=median",
+        group=DATA,
+    )
+    scale: Literal["none", "local", "federated"] = option(
+        "none",
+        "how a table's numbers are standardised: none, local (by each client's own training samples) or federated (by "
+        "sums that clients give away)",
+        group=DATA,
+    )
     data_dir: str | None = option(
         None, "the folder that holds data sets (default: FEDKIN_DATA, else the user's cache)", group=DATA
     )
@@ -269,7 +292,7 @@ def make_config(values: Mapping[str, Any], given: Iterable[str] | None = None) -
     config = validated(Config, values, "a run")
     asked = frozenset(name.replace("-", "_") for name in given)
     config = replace(config, options=dict(options), given=asked)
-    if "partition" not in values and is_folder(config.data):
+    if "partition" not in values and (is_folder(config.data) or config.client_column is not None):
         config = replace(config, partition="natural")
     return replace(config, clients=None) if config.partition == "natural" and "clients" not in values else config
 

@@ -199,6 +199,9 @@ def client(
     label: Annotated[str, typer.Option(help="The column that holds the labels, if the data are a table.")] = "label",
     task: Task = "classification",
     vocabulary: Vocabulary = 0,
+    categories: Annotated[
+        str, typer.Option(metavar="A+B", help="Columns of a table that are categories although they hold numbers.")
+    ] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto: a GPU if there is one.")] = "auto",
     noise: Annotated[
         str,
@@ -263,6 +266,7 @@ def client(
         label,
         make_task(task).targets,  # type: ignore[arg-type]
         vocabulary,
+        tuple(categories.split("+")) if categories else (),
         device,
         secret=noise == "secret",
         limit=max_message << 20,

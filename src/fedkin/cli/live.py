@@ -20,6 +20,7 @@ from fedkin.rounds.footprint import resident
 from fedkin.sweep.groups import varied
 from fedkin.sweep.runner import Cell
 
+MOST_COLUMNS = 20  # of a table, that are spoken of at the start
 REFRESH = 8  # times a second
 HEADLINE_LINES = 7  # what a live table needs besides its rows
 
@@ -44,6 +45,13 @@ def headline(prepared: Prepared) -> str:
         needs(prepared),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def columns_said(prepared: Prepared) -> tuple[str, ...]:
+    """What was done with the columns of a table, a line each."""
+    more = len(prepared.columns) - MOST_COLUMNS
+    rest = (f"... and {more} more columns; run.json has them all",) if more > 0 else ()
+    return (*prepared.columns[:MOST_COLUMNS], *rest)
 
 
 def needs(prepared: Prepared) -> str:
@@ -108,7 +116,7 @@ class PlainRun:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Prepared):
             self._rounds, self._accuracy = event.config.rounds, accuracy_of(event.config)
-            for line in (headline(event), *event.remarks):
+            for line in (headline(event), *columns_said(event), *event.remarks):
                 self.say(line)
         else:
             self.say(self._prefix + round_line(event, self._rounds, self._accuracy, self._before))
@@ -146,7 +154,8 @@ class LiveRun:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Prepared):
-            self._console.print(f"[dim]{escape(headline(event))}")
+            for line in (headline(event), *columns_said(event)):
+                self._console.print(f"[dim]{escape(line)}")
             for remark in event.remarks:
                 self.say(remark)
             self._task = self._bar.add_task("rounds", total=event.config.rounds, completed=event.done)

@@ -256,7 +256,7 @@ def predict(
     personal = load(model)
     if personal.card.targets != "classes":
         return _answered(personal, model, data, out, json)
-    found = judge(personal, *read_samples(data, columns=personal.card.columns))
+    found = judge(personal, *read_samples(data, columns=[c.name for c in personal.card.samples.table]))
     if out is not None:
         found.write_csv(out)
     if found.foreign:
@@ -288,7 +288,7 @@ def _answered(personal: Personal, model: str, data: str, out: str | None, as_jso
     from fedkin.use.predict import read_samples
 
     card = personal.card
-    found = answer(personal, *read_samples(data, columns=card.columns, targets=card.targets))
+    found = answer(personal, *read_samples(data, columns=[c.name for c in card.samples.table], targets=card.targets))
     if out is not None:
         found.write_csv(out)
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -37,8 +38,8 @@ def show_split(config: Config, as_json: bool) -> None:
         f"split {split.hash}",
         soft_wrap=True,
     )
-    if dataset.note:
-        messages().print(f"[dim]{dataset.note}[/]")
+    for line in (*dataset.prepared, *([dataset.note] if dataset.note else [])):
+        messages().print(f"[dim]{escape(line)}[/]", soft_wrap=True)
 
 
 def facts(config: Config, dataset: Dataset, split: Split) -> dict[str, Any]:
@@ -62,6 +63,7 @@ def facts(config: Config, dataset: Dataset, split: Split) -> dict[str, Any]:
         "samples": len(dataset),
         "class_names": _names(dataset),
         "clients": clients,
+        "columns": list(dataset.prepared),
     }
 
 

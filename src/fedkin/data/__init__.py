@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from fedkin.data import medical, pictures, sensors, text  # noqa: F401 - they register their sources
-from fedkin.data.clients import Brought, OwnClients
+from fedkin.data.clients import Brought, OwnClients, WholeTable
 from fedkin.data.dataset import Dataset
 from fedkin.data.download import Progress
-from fedkin.data.own import from_arrays, from_folder, from_torch, own_clients, own_folder
+from fedkin.data.fitting import Preparing
+from fedkin.data.manner import Reading
+from fedkin.data.own import (
+    TABLES,
+    from_arrays,
+    from_folder,
+    from_torch,
+    own_clients,
+    own_data,
+    own_folder,
+    own_table,
+)
 from fedkin.data.partition import (
     PARTITIONS,
     Deal,
@@ -28,14 +39,18 @@ __all__ = [
     "CORRUPTIONS",
     "PARTITIONS",
     "SOURCES",
+    "TABLES",
     "Brought",
     "Dataset",
     "Deal",
     "OwnClients",
     "Partition",
+    "Preparing",
     "Progress",
+    "Reading",
     "Source",
     "Split",
+    "WholeTable",
     "apply_shift",
     "data_home",
     "dirichlet",
@@ -48,7 +63,9 @@ __all__ = [
     "make_split",
     "natural",
     "own_clients",
+    "own_data",
     "own_folder",
+    "own_table",
     "parse_partition",
     "pathological",
     "remarks_on",

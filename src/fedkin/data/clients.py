@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedkin.data.dataset import Array, Dataset, encode_labels
+from fedkin.data.fitting import AS_IT_IS, Preparing, prepare_table
 from fedkin.data.partition import Deal, Partition
 from fedkin.data.split import Split, check_names, check_shares, check_sizes, held_out, resized, skewed, split_deal
 from fedkin.data.targets import Ints, Targets, alike, outputs_of
 from fedkin.errors import DataError, UsageError
 from fedkin.parts import Part, words_of
+from fedkin.preparation import Column, Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +26,9 @@ class OwnClient:
     y: Array
     tests: int | None
     """How many of the last rows are for testing; None where nobody has said."""
-    columns: tuple[str, ...] = ()
-    """What the features are called, where they came as a table."""
     parts: tuple[Part, ...] = ()
+    lacks: str = ""
+    """Where a table has no value, in words; nothing where none is missing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +38,11 @@ class OwnClients:
     name: str
     parts: tuple[OwnClient, ...]
     vocabulary: int = 0
-    columns: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    """Of a table: x has their values, yet to be prepared."""
     targets: Targets = "classes"
+    by_column: bool = False
+    """Whether they came in one table with a column of clients."""
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -69,21 +74,22 @@ class OwnClients:
         validation_share: float = 0.0,
         samples_per_client: int | None = None,
         quantity_skew: float | None = None,
+        preparing: Preparing = AS_IT_IS,
     ) -> tuple[Dataset, Split]:
         """All rows as one data set, and who trains and tests on which."""
         check_shares(test_share, validation_share)
         check_sizes(samples_per_client, quantity_skew)
         parts, sizes = self.parts, [len(part.x) for part in self.parts]
         y, classes, class_names = together(self.targets, [part.y for part in parts], self.vocabulary)
+        x = np.concatenate([part.x for part in parts])
         dataset = Dataset(
             self.name,
-            np.concatenate([part.x for part in parts]),
+            np.nan_to_num(x).astype(np.float32) if self.columns else x,
             y,
             classes,
             class_names,
             user=np.repeat(np.arange(len(parts)), sizes),
             vocabulary=self.vocabulary,
-            columns=self.columns,
             parts=self.parts[0].parts,
             targets=self.targets,
         )
@@ -107,7 +113,11 @@ class OwnClients:
         unused = {}
         if samples_per_client is None and all(part.tests is not None for part in parts):
             unused["test_share"] = "every client brings its own test samples"
-        return dataset, Split(train, validation, test, tuple(part.name for part in parts), "natural", unused)
+        made = Split(train, validation, test, tuple(part.name for part in parts), "natural", unused)
+        if self.columns:
+            lacks = next((part.lacks for part in parts if part.lacks), "")
+            return prepare_table(dataset, made, x, self.columns, preparing, lacks), made
+        return dataset, made
 
 
 def together(targets: Targets, each: Sequence[Array], vocabulary: int = 0) -> tuple[Array, int, tuple[str, ...]]:
@@ -120,11 +130,25 @@ def together(targets: Targets, each: Sequence[Array], vocabulary: int = 0) -> tu
 
 
 @dataclass(frozen=True, eq=False)
-class Brought:
-    """Data as Python objects: clients with rows of their own, a whole data set and how it is dealt, or a data set with
-    a split that was made before."""
+class WholeTable:
+    """The rows of a table that is to be dealt to clients. `dataset` is what a split is made of; its x has yet to be
+    prepared, and `raw` are the rows as they came."""
 
-    what: OwnClients | Dataset | tuple[Dataset, Split]
+    dataset: Dataset
+    raw: Floats
+    columns: tuple[Column, ...]
+    lacks: str
+
+    def prepared(self, split: Split, preparing: Preparing) -> Dataset:
+        return prepare_table(self.dataset, split, self.raw, self.columns, preparing, self.lacks)
+
+
+@dataclass(frozen=True, eq=False)
+class Brought:
+    """Data as Python objects: clients with rows of their own, a whole data set or table and how it is dealt, or a data
+    set with a split that was made before."""
+
+    what: OwnClients | WholeTable | Dataset | tuple[Dataset, Split]
     partition: Partition | None = None
 
 

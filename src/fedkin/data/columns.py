@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkin.data.dataset import Array, checked_labels
 from fedkin.data.targets import Targets, read_targets
@@ -23,6 +24,8 @@ class Table:
     header: tuple[str, ...]
     columns: tuple[Array, ...]
     rows: Sequence[int]
+    categories: frozenset[str] = frozenset()
+    """Columns that are categories, whatever their values: so their type says."""
 
     def __post_init__(self) -> None:
         for place, name in enumerate(self.header, start=1):
@@ -34,14 +37,23 @@ class Table:
             if name in self.header[: place - 1]:
                 raise DataError(f"{self.where}: two columns are called {name!r}; give each a name of its own")
 
-    def split(
-        self, label: str, like: Table | None = None, targets: Targets = "classes"
-    ) -> tuple[tuple[str, ...], Array, Array]:
-        """The names of the features, the features [n, d] and the targets; features in the order of `like`."""
-        aside = self.target_columns(label, targets)
-        order = None if like is None else [n for n in like.header if n not in like.target_columns(label, targets)]
-        names, features = self.features(aside, order, "" if like is None else like.where)
-        return names, features, self.labels(aside, targets)
+    def take(self, rows: NDArray[np.int64], where: str) -> Table:
+        """Some of the rows, which keep their numbers."""
+        numbers = [self.rows[i] for i in rows.tolist()]
+        return replace(self, where=where, columns=tuple(c[rows] for c in self.columns), rows=numbers)
+
+    def only(self, names: Sequence[str], by: str) -> Table:
+        """The columns of these names, which `by` asks for, in their order. Those that are not asked for stay out."""
+        for name in names:
+            if name not in self.header:
+                raise DataError(f"{self.where}: column {name!r} is missing, which {by} has; all need the same columns")
+        return replace(self, header=tuple(names), columns=tuple(self.column(name) for name in names))
+
+    def without(self, name: str) -> Table:
+        """All columns but one."""
+        kept = [i for i, n in enumerate(self.header) if n != name]
+        header, columns = tuple(self.header[i] for i in kept), tuple(self.columns[i] for i in kept)
+        return replace(self, header=header, columns=columns)
 
     def target_columns(self, label: str, targets: Targets = "classes") -> tuple[str, ...]:
         """The columns that hold the targets: `label`, or of several those called `label_...`; time and event."""
@@ -57,10 +69,8 @@ class Table:
             raise DataError(f"{self.where}: a table has one target a row; give tokens as arrays (.npz)")
         return wanted
 
-    def features(
-        self, aside: Sequence[str], order: Sequence[str] | None = None, by: str = ""
-    ) -> tuple[tuple[str, ...], Array]:
-        """All columns but those of the targets, as numbers; in `order` if there is one, which `by` asks for."""
+    def features(self, aside: Sequence[str], order: Sequence[str] | None = None, by: str = "") -> tuple[str, ...]:
+        """The names of all columns but those of the targets; in `order` if there is one, which `by` asks for."""
         own = [name for name in self.header if name not in aside]
         if not own:
             raise DataError(
@@ -73,7 +83,7 @@ class Table:
         for name in own:
             if name not in names:
                 raise DataError(f"{self.where}: column {name!r} is not in {by}; all need the same columns")
-        return tuple(names), np.stack([self._numbers(name) for name in names], axis=1)
+        return tuple(names)
 
     def labels(self, aside: Sequence[str], targets: Targets = "classes") -> Array:
         """The targets that stand in these columns."""
@@ -82,14 +92,15 @@ class Table:
             return f"row {self.rows[i]}"
 
         if targets == "classes":
-            return checked_labels(self._column(aside[0]), self.where, place)
+            return checked_labels(self.column(aside[0]), self.where, place)
         return read_targets(targets, np.stack([self._numbers(name) for name in aside], axis=1), self.where, place)
 
-    def _column(self, name: str) -> Array:
+    def column(self, name: str) -> Array:
+        """What stands in the column of this name."""
         return self.columns[self.header.index(name)]
 
     def _numbers(self, name: str) -> Array:
-        values = self._column(name)
+        values = self.column(name)
         if values.dtype.kind in "mM":
             raise DataError(f"{self.where}: column {name!r} is not numeric (dates); encode it as numbers first")
         try:
@@ -115,6 +126,20 @@ class Table:
         return found
 
 
+def owners_of(table: Table, name: str) -> tuple[list[str], NDArray[np.int64]]:
+    """The clients that a column names, in order, and whose each row is."""
+    if name not in table.header:
+        raise UsageError(
+            f"client_column={name!r}: {table.where} has no such column; it has {', '.join(table.header) or 'nothing'}"
+        )
+    try:
+        found = checked_labels(table.column(name), table.where, lambda i: f"row {table.rows[i]}")
+    except DataError as error:
+        raise DataError(f"{error} (of the column {name!r}, which says whose a row is)") from None
+    owners, whose = np.unique(found, return_inverse=True)
+    return [str(owner) for owner in owners.tolist()], whose.astype(np.int64)
+
+
 def _is_number(value: Any) -> bool:
     try:
         float(value)
@@ -132,10 +157,12 @@ def from_frame(where: str, frame: Any) -> Table:
     """A data frame (pandas, or what behaves like one)."""
     try:
         header = tuple(str(name) for name in frame.columns)
+        kinds = [str(kind) for kind in frame.dtypes]
         columns = tuple(np.asarray(frame.iloc[:, i]) for i in range(len(header)))
     except Exception as error:  # somebody else's class can fail in any way
         raise DataError(f"{where} is a {type(frame).__name__} that cannot be read ({error}); give (x, y)") from error
-    return Table(where, header, columns, range(len(frame)))
+    said = frozenset(name for name, kind in zip(header, kinds, strict=True) if kind == "category")
+    return Table(where, header, columns, range(len(frame)), said)
 
 
 def is_frame(value: object) -> bool:
@@ -171,6 +198,9 @@ def _read_parquet(file: Path) -> Table:
     try:
         table = pyarrow.parquet.ParquetFile(file).read()
         columns = tuple(column.to_numpy() for column in table.columns)
-    except (OSError, ValueError, TypeError, KeyError, pyarrow.ArrowException) as error:
+        said = frozenset(f.name for f in table.schema if pyarrow.types.is_dictionary(f.type))
+        for entry in (table.schema.pandas_metadata or {}).get("columns", []):
+            said |= {entry["name"]} if entry["pandas_type"] == "categorical" else set()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, pyarrow.ArrowException) as error:
         raise DataError(f"{file}: expected a parquet file, found: {error}") from error
-    return Table(str(file), tuple(table.column_names), columns, range(1, table.num_rows + 1))
+    return Table(str(file), tuple(table.column_names), columns, range(1, table.num_rows + 1), said)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedkin.data.targets import WORDS, Ints, Targets, check_targets, strata
 from fedkin.errors import DataError, UsageError
 from fedkin.parts import Part, pack
+from fedkin.preparation import Preparation
 
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
@@ -39,6 +40,10 @@ class Dataset:
     note: str = ""
     columns: tuple[str, ...] = ()
     """What the features are called, where they came as a table."""
+    preparations: tuple[Preparation, ...] = ()
+    """What was done with the columns of a table to make these features: one for all clients, or one for each."""
+    prepared: tuple[str, ...] = ()
+    """The same in words, a sentence for each column."""
     parts: tuple[Part, ...] = ()
     """How a sample is taken apart, where a network has several inputs. Such an x may be given as a mapping."""
     targets: Targets = "classes"

@@ -5,23 +5,28 @@ Each client's rows stay its own. A client that brings test rows keeps them; the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from fedkin.data.brought import FOUR, PAIR, arrays_of, one_client, torch_arrays
-from fedkin.data.clients import OwnClient, OwnClients, together
-from fedkin.data.columns import Table, from_frame, is_frame, read_table
+from fedkin.data.clients import OwnClient, OwnClients, WholeTable, together
+from fedkin.data.columns import Table, from_frame, is_frame, owners_of, read_table
 from fedkin.data.dataset import Array, Dataset, as_samples
+from fedkin.data.encoding import agreed, encoded, from_items, lacking
 from fedkin.data.files import MissingFile, column, read_npz
+from fedkin.data.manner import USUAL, Reading
 from fedkin.data.partition import Partition
 from fedkin.data.split import Split, check_names, make_split
 from fedkin.data.targets import Targets, read_targets
 from fedkin.errors import DataError, UsageError
+from fedkin.preparation import Column
 
-KINDS = (".npz", ".parquet", ".csv")
+TABLES = (".parquet", ".csv")
+KINDS = (".npz", *TABLES)
 LABEL = "label"
 
 
@@ -49,23 +54,24 @@ def from_arrays(
     are ("numbers", "labels", "tokens", "survival"), where they are no classes. ``shares``: seed, test_share and
     validation_share, as `make_split` takes them.
     """
-    return own_clients(clients, names=names, name=name, vocabulary=vocabulary, targets=targets).split(**shares)
+    how = Reading(vocabulary=vocabulary, targets=targets)
+    return own_clients(clients, how, names=names, name=name).split(**shares)
 
 
 def own_clients(
-    clients: Any,
-    *,
-    names: Sequence[str] | None = None,
-    name: str = "own",
-    vocabulary: int = 0,
-    targets: Targets = "classes",
+    clients: Any, how: Reading = USUAL, *, names: Sequence[str] | None = None, name: str = "own"
 ) -> OwnClients:
     """A list with the data of each client, or a mapping from their names to them.
 
     A client's data are (x, y), (x_train, y_train, x_test, y_test), a mapping with these names, a data frame with a
-    column "label", or a torch data set of (x, y)."""
+    column for the labels, a list of dictionaries (a row each), or a torch data set of (x, y)."""
     if isinstance(clients, Mapping):
         names, clients = [str(key) for key in clients], list(clients.values())
+    if is_frame(clients):
+        raise UsageError(
+            "clients is one data frame: give data=frame and client_column='...', the column that says whose a row is "
+            "(or clients=10 and a partition), or a list with a frame for each client"
+        )
     if not isinstance(clients, list | tuple):
         raise UsageError(
             f"the clients' data come as a {type(clients).__name__}: give a list with one (x, y) for each, "
@@ -73,31 +79,89 @@ def own_clients(
         )
     called = _client_names(names, len(clients))
     places = [f"client {client!r}" for client in called]
-    data = (
-        from_frame(where, one) if is_frame(one) else arrays_of(where, one)
-        for where, one in zip(places, clients, strict=True)
-    )
-    return _gathered(name, zip(called, places, data, strict=True), LABEL, vocabulary, targets)
+    data = [_brought(where, one) for where, one in zip(places, clients, strict=True)]
+    return gathered(name, list(zip(called, places, data, strict=True)), how)
 
 
-def _gathered(
-    name: str,
-    brought: Iterable[tuple[str, str, Table | Sequence[Any]]],
-    label: str,
-    vocabulary: int,
-    targets: Targets = "classes",
-) -> OwnClients:
+def _brought(where: str, data: Any) -> Table | Sequence[Any]:
+    if is_frame(data):
+        return from_frame(where, data)
+    if isinstance(data, list) and data and all(isinstance(item, Mapping) for item in data):
+        return from_items(data, where)
+    return arrays_of(where, data)
+
+
+def gathered(name: str, brought: Sequence[tuple[str, str, Table | Sequence[Any]]], how: Reading) -> OwnClients:
     """The clients of which each came with its name, how errors speak of it, and its table or arrays."""
-    first: Table | None = None
+    tables = [(where, data) for _, where, data in brought if isinstance(data, Table)]
+    if not tables:
+        if how.categories:
+            raise UsageError(f"categories={'+'.join(how.categories)!r} would change nothing: the data are no tables")
+        parts = [one_client(client, where, data, how.vocabulary, how.targets) for client, where, data in brought]  # type: ignore[arg-type]
+        return OwnClients(name, tuple(parts), how.vocabulary, (), how.targets)
+    columns = _columns(tables, how)
     parts = []
     for client, where, data in brought:
         if isinstance(data, Table):
-            first = first or data
-            data = data.split(label, first, targets)[1:]
-        parts.append(one_client(client, where, data, vocabulary, targets))
-    aside = () if first is None else first.target_columns(label, targets)
-    columns = () if first is None else tuple(column for column in first.header if column not in aside)
-    return OwnClients(name, tuple(parts), vocabulary, columns, targets)
+            parts.append(_of_table(client, where, data, columns, how))
+            continue
+        if any(column.categories for column in columns):
+            raise DataError(f"{where} brings arrays, other clients tables with categories; give all as tables")
+        found = one_client(client, where, data, how.vocabulary, how.targets)
+        parts.append(replace(found, x=found.x.astype(np.float64)))
+    return OwnClients(name, tuple(parts), how.vocabulary, columns, how.targets)
+
+
+def _columns(tables: Sequence[tuple[str, Table]], how: Reading) -> tuple[Column, ...]:
+    """What the features of all tables are, in the order of the first."""
+    first = tables[0][1]
+    names = first.features(first.target_columns(how.label, how.targets))
+    for where, table in tables:
+        table.features(table.target_columns(how.label, how.targets), names, first.where)
+        if not len(table.rows):
+            raise DataError(f"{where} has no samples: leave it out or give it some")
+    return agreed([table for _, table in tables], names, how.categories)
+
+
+def _of_table(client: str, where: str, table: Table, columns: tuple[Column, ...], how: Reading) -> OwnClient:
+    raw = encoded(table, columns)
+    y = table.labels(table.target_columns(how.label, how.targets), how.targets)
+    return OwnClient(client, raw, y, None, lacks=lacking(table, columns, raw))
+
+
+def own_table(name: str, table: Table, how: Reading) -> OwnClients | WholeTable:
+    """One table: the rows of each client where a column says whose they are, else a whole to be dealt."""
+    if how.client_column is None:
+        columns = _columns([(table.where, table)], how)
+        part = _of_table(name, table.where, table, columns, how)
+        y, classes, names = together(how.targets, [part.y], how.vocabulary)
+        like = np.nan_to_num(part.x).astype(np.float32)
+        dataset = Dataset(name, like, y, classes, names, targets=how.targets)
+        return WholeTable(dataset, part.x, columns, part.lacks)
+    owners, whose = owners_of(table, how.client_column)
+    rest = table.without(how.client_column)
+    parts = []
+    for number, owner in enumerate(owners):
+        where = f"{table.where}: client {owner!r}"
+        parts.append((owner, where, rest.take(np.flatnonzero(whose == number), where)))
+    return replace(gathered(name, parts, how), by_column=True)
+
+
+def own_data(data: str, how: Reading) -> OwnClients | WholeTable | None:
+    """What lies at a path: the clients of a folder, or a table; None where it is a data set that has a name."""
+    if data.endswith(TABLES):
+        if not _is(data, Path.is_file):
+            raise UsageError(f"{data}: no such file; give a .csv or .parquet file")
+        file = Path(data).expanduser()
+        return own_table(file.stem, read_table(file), how)
+    return own_folder(data, how) if _is(data, Path.is_dir) else None
+
+
+def _is(data: str, kind: Callable[[Path], bool]) -> bool:
+    try:
+        return kind(Path(data).expanduser())
+    except (OSError, RuntimeError, ValueError):  # a name that no file can have
+        return False
 
 
 def from_folder(
@@ -111,14 +175,12 @@ def from_folder(
     """One ``.npz``, ``.parquet`` or ``.csv`` file per client, named after it, in alphabetical order.
 
     An npz holds x and y, or x_train, y_train, x_test and y_test. A table has a column ``label``; the other columns are
-    numbers, and go by name: their order is that of the first table.
+    numbers or categories (words), and go by name: their order is that of the first table.
     """
-    return own_folder(path, label=label, vocabulary=vocabulary, targets=targets).split(**shares)
+    return own_folder(path, Reading(label, vocabulary=vocabulary, targets=targets)).split(**shares)
 
 
-def own_folder(
-    path: str | Path, *, label: str = LABEL, vocabulary: int = 0, targets: Targets = "classes"
-) -> OwnClients:
+def own_folder(path: str | Path, how: Reading = USUAL) -> OwnClients:
     """The clients whose files lie in a folder."""
     path = Path(path).expanduser()
     if not path.is_dir():
@@ -134,8 +196,8 @@ def own_folder(
     if twice:
         raise DataError(f"{path}: client {twice[0]!r} has more than one file; keep one per client")
     check_names(stems)
-    brought = ((file.stem, f"{file}: client {file.stem!r}", _read(file)) for file in files)
-    return _gathered(path.name, brought, label, vocabulary, targets)
+    brought = [(file.stem, f"{file}: client {file.stem!r}", _read(file)) for file in files]
+    return gathered(path.name, brought, how)
 
 
 def _read(file: Path) -> Table | list[Array]:
@@ -184,16 +246,15 @@ def _client_names(names: Sequence[str] | None, clients: int) -> list[str]:
     return [str(name) for name in names]
 
 
-def read_site(
-    file: str | Path, name: str, label: str = LABEL, vocabulary: int = 0, targets: Targets = "classes"
-) -> OwnClient:
+def read_site(file: str | Path, name: str, how: Reading = USUAL) -> OwnClients:
     """One client's own file, checked as `from_folder` checks each of its files."""
     file = Path(file).expanduser()
     if file.suffix not in KINDS or not file.is_file():
         raise UsageError(f"{file}: give a file, .npz, .parquet or .csv, with this client's samples")
-    own = _gathered(name, [(name, f"{file}: client {name!r}", _read(file))], label, vocabulary, targets)
+    own = gathered(name, [(name, f"{file}: client {name!r}", _read(file))], how)
     part = own.parts[0]
-    y, classes, names = together(targets, [part.y], vocabulary)
-    Dataset(name, part.x, y, classes, names, vocabulary=vocabulary, targets=targets)
+    y, classes, names = together(how.targets, [part.y], how.vocabulary)
+    like = part.x if not own.columns else np.nan_to_num(part.x).astype(np.float32)
+    Dataset(name, like, y, classes, names, vocabulary=how.vocabulary, targets=how.targets)
     whole = part.y.astype(np.int64) if part.y.dtype.kind in "biu" else part.y
-    return OwnClient(name, part.x, whole, part.tests, own.columns)
+    return replace(own, parts=(replace(part, y=whole),))

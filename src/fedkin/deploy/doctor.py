@@ -125,6 +125,7 @@ def _own_certificate(key: str, ca: str, cert: str | None) -> Step:
 def _data(data: str, task: str | None, vocabulary: int, config: Config | None) -> Iterator[Step]:
     import numpy as np
 
+    from fedkin.data import Preparing, Reading
     from fedkin.data.dataset import encode_labels
     from fedkin.data.own import read_site
     from fedkin.data.targets import WORDS, outputs_of
@@ -133,15 +134,20 @@ def _data(data: str, task: str | None, vocabulary: int, config: Config | None) -
     try:
         learnt = make_task(task or (config.task if config is not None else None) or "classification")
         targets: Any = learnt.targets
-        own = read_site(data, Path(data).stem, vocabulary=vocabulary, targets=targets)
+        read = read_site(data, Path(data).stem, Reading(vocabulary=vocabulary, targets=targets))
+        own = read.parts[0]
+        impute, scale = ("local" if own.lacks else "none", "none") if config is None else (config.impute, config.scale)
+        x = read.split(preparing=Preparing.of(impute, scale))[0].x if read.columns else own.x  # type: ignore[arg-type]
     except FedKinError as error:
         yield failed("data", error, "docs/your-data.md shows what a data file looks like")
         return
     held = "" if own.tests is None else f", the last {own.tests} for testing"
-    yield Step("data", "ok", f"{len(own.x)} samples of shape {own.x.shape[1:]} ({own.x.dtype}){held}")
+    yield Step("data", "ok", f"{len(x)} samples of shape {x.shape[1:]} ({x.dtype}){held}")
+    if own.lacks and config is None:
+        yield Step("missing", "warning", own.lacks, "the experiment has to say impute = 'local'")
     if targets != "classes":
         yield Step("targets", "ok", f"{WORDS[targets]}, for {learnt.name}")
-        yield _fits(own.x, own.y, outputs_of(targets, own.y, vocabulary), vocabulary, config)
+        yield _fits(x, own.y, outputs_of(targets, own.y, vocabulary), vocabulary, config)
         return
     codes, names = encode_labels(own.y)
     counts = np.bincount(codes, minlength=len(names)).tolist()
@@ -151,7 +157,7 @@ def _data(data: str, task: str | None, vocabulary: int, config: Config | None) -
         yield Step("classes", "warning", f"only one class: {shown}", "a model learns nothing from one class alone")
     else:
         yield Step("classes", "ok", shown)
-    yield _fits(own.x, codes, max(2, len(names)), vocabulary, config)
+    yield _fits(x, codes, max(2, len(names)), vocabulary, config)
 
 
 def _policy(policy: str, config: Config | None) -> Step:

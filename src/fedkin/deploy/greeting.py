@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.data import Dataset
+from fedkin.data import Dataset, Preparing
+from fedkin.data.fitting import AS_IT_IS, shaped
 from fedkin.data.targets import TARGETS, WORDS, Targets, made_up
 from fedkin.deploy.certificates import NAME
+from fedkin.deploy.site_columns import Told, kinds, told, too_many_words, united
 from fedkin.errors import DataError
 
 MOST_SAMPLES = 10**9
@@ -38,6 +40,7 @@ class Facts:
     targets: Targets = "classes"
     width: int = 1
     vocabulary: int = 0
+    columns: Told = ()
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Facts:
@@ -64,13 +67,19 @@ class Facts:
         assert isinstance(width, int)
         if width != {"classes": 1, "survival": 2}.get(targets, width) or (targets == "tokens" and not vocabulary):
             raise DataError(f"it speaks of {width} targets a sample, which {targets} do not have")
+        columns = told(fields.get("columns", []), samples)
+        if columns and (shape != [len(columns)] or dtype not in ("float32", "float64")):
+            raise DataError(f"it names {len(columns)} columns, and its samples have the shape {shape} ({dtype!r})")
+        dtype = "float32" if columns else dtype
         if dtype not in DTYPES or (dtype == "int64") != bool(vocabulary):
             raise DataError(f"its samples are of type {dtype!r}, with {vocabulary} token ids")
         labels = _labels(fields.get("labels"), samples) if targets == "classes" else _no_labels(fields.get("labels"))
-        return cls(name, samples, tests, tuple(shape), dtype, labels, targets, width, vocabulary)
+        return cls(name, samples, tests, tuple(shape), dtype, labels, targets, width, vocabulary, columns)
 
     def plain(self) -> dict[str, Any]:
-        return {**asdict(self), "site": self.name, "shape": list(self.shape), "labels": list(self.labels)}
+        found = {**asdict(self), "site": self.name, "shape": list(self.shape), "labels": list(self.labels)}
+        table = found.pop("columns")
+        return {**found, "columns": [[name, list(words)] for name, words in table]} if table else found
 
     @property
     def outputs(self) -> int:
@@ -83,7 +92,13 @@ class Facts:
     def kind(self) -> tuple[Any, ...]:
         """What has to be the same at all sites."""
         sort = type(self.labels[0]) if self.labels else None
-        return self.shape, self.dtype, sort, self.targets, self.width, self.vocabulary
+        return self.shape, self.dtype, sort, self.targets, self.width, self.vocabulary, kinds(self.columns)
+
+    def told_from(self, other: Facts) -> str:
+        """In words, what it has that another has not; all of it, unless that is but columns."""
+        if self.kind[:-1] != other.kind[:-1]:
+            return self.words
+        return _words_of(sorted({*kinds(self.columns)} - {*kinds(other.columns)}))
 
     @property
     def words(self) -> str:
@@ -94,6 +109,11 @@ class Facts:
         if self.labels:
             return f"{found}, {'numbers' if type(self.labels[0]) is int else 'words'} for labels"
         return f"{found}, targets of {self.width} numbers a sample"
+
+
+def _words_of(columns: Sequence[tuple[str, bool]]) -> str:
+    said = [f"{name!r} ({'words' if words else 'numbers'})" for name, words in columns[:5]]
+    return f"the columns {', '.join(said)}{', ...' * (len(columns) > 5)}" if columns else "no other columns"
 
 
 def _labels(labels: object, samples: int) -> tuple[int | str, ...]:
@@ -122,9 +142,8 @@ def together(facts: Sequence[Facts]) -> tuple[tuple[int, ...], str, list[int | s
     first = facts[0]
     for other in facts[1:]:
         if other.kind != first.kind:
-            raise DataError(
-                f"site {first.name!r} has {first.words}, site {other.name!r} {other.words}; they must be alike"
-            )
+            one, two = first.told_from(other), other.told_from(first)
+            raise DataError(f"site {first.name!r} has {one}, site {other.name!r} {two}; they must be alike")
     return first.shape, first.dtype, sorted({v for f in facts for v in f.labels})
 
 
@@ -146,7 +165,7 @@ def fitting(
     ours = next((f for f in ordered if f.kind == usual), None)
     for f in ordered:
         if f.name not in odd and ours is not None and f.kind != usual:
-            odd[f.name] = f"it has {f.words}; most sites have {ours.words}; they must be alike"
+            odd[f.name] = f"it has {f.told_from(ours)}; most sites have {ours.told_from(f)}; they must be alike"
     classes: set[int | str] = set()
     for f in sorted((f for f in ordered if f.name not in odd), key=lambda f: len(f.labels)):
         if max(f.outputs, len(classes.union(f.labels))) > most:
@@ -154,12 +173,15 @@ def fitting(
             odd[f.name] = f"with its {f.outputs} {what} there would be more than --max-classes {most}"
         else:
             classes.update(f.labels)
+    odd |= too_many_words([(f.name, f.columns) for f in ordered if f.name not in odd])
     return [f for f in ordered if f.name not in odd], odd
 
 
-def like(facts: Sequence[Facts]) -> Dataset:
-    """Samples that are nobody's, and look like those of sites that fit together."""
+def like(facts: Sequence[Facts], wish: Preparing = AS_IT_IS) -> Dataset:
+    """Samples that are nobody's, and look like those of sites that fit together, once their tables are prepared."""
     shape, dtype, labels = together(facts)
+    if facts[0].columns:
+        shape = (len(shaped(united([f.columns for f in facts]), wish)),)
     first, rng = facts[0], np.random.Generator(np.random.PCG64(0))
     if dtype == "float32":
         x = rng.random((MADE_UP, *shape), np.float32)

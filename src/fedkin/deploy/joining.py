@@ -14,10 +14,12 @@ from fedkin.compute import keys
 from fedkin.compute.batches import Source
 from fedkin.config import Config, make_config
 from fedkin.core.cohort import Cohort, DataPart, Scores, Site
-from fedkin.data import Dataset
+from fedkin.data import Dataset, Preparing, Split
 from fedkin.data.clients import split_client
+from fedkin.data.fitting import prepare_table
 from fedkin.data.targets import WORDS, Array, outputs_of
 from fedkin.deploy.policy import Declined
+from fedkin.deploy.site_columns import as_agreed
 from fedkin.deploy.state import Stamp, Vault
 from fedkin.deploy.trunk import settle
 from fedkin.deploy.wire import Parcel, Transport
@@ -53,6 +55,8 @@ TRAVELS = (
     "clip_grad",
     "accumulate",
     "augment",
+    "impute",
+    "scale",
     "order",
     "seed",
     "test_share",
@@ -139,7 +143,7 @@ def join(worker: Worker, message: Parcel) -> tuple[Joined, dict[str, int], str]:
     task = _task(worker, config.task or TASK)
     check_task(config, task, method_class, options)
     worker.policy.check(config, options, [m.name for m in (task.metric, *metrics_of(config, task))])
-    dataset, own = _dataset(worker, f.get("labels"), place, config)
+    dataset, own = _dataset(worker, f, place, config)
     network = build(str(config.model), dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
     frozen = settle(network, f.get("frozen", ""), message.values, worker.folder)
     initial = message.values.get("initial")
@@ -202,14 +206,16 @@ def _task(worker: Worker, spec: str) -> Task:
     return task
 
 
-def _dataset(worker: Worker, labels: object, place: int, config: Config) -> tuple[Dataset, dict[DataPart, keys.I64]]:
-    """This site's samples, classes numbered as all sites number them."""
-    own, known = worker.own, np.unique(worker.own.y)
+def _dataset(
+    worker: Worker, fields: Mapping[str, Any], place: int, config: Config
+) -> tuple[Dataset, dict[DataPart, keys.I64]]:
+    """This site's samples, classes and the columns of its table numbered as all sites number them."""
+    own, known, labels, table = worker.own, np.unique(worker.own.y), fields.get("labels"), fields.get("columns")
     if worker.targets != "classes":
         if labels != []:
             raise FedKinError("the server has a list of classes, and this site's targets are none")
         outputs = outputs_of(worker.targets, own.y, worker.vocabulary)
-        return _parts(worker, own.y, outputs, (), place, config)
+        return _parts(worker, own.y, outputs, (), place, config, table)
     if not isinstance(labels, list) or not 0 < len(labels) <= 1_000_000:
         raise FedKinError("the list of classes is missing")
     numbers = {v: i for i, v in enumerate(labels)}
@@ -217,18 +223,25 @@ def _dataset(worker: Worker, labels: object, place: int, config: Config) -> tupl
     if missing:
         raise FedKinError(f"class {missing[0]!r} of this site is not in the server's list")
     codes = np.array([numbers[v.item()] for v in known], np.int64)[np.searchsorted(known, own.y)]
-    return _parts(worker, codes, len(labels), tuple(str(v) for v in labels), place, config)
+    return _parts(worker, codes, len(labels), tuple(str(v) for v in labels), place, config, table)
 
 
 def _parts(
-    worker: Worker, y: Array, outputs: int, names: tuple[str, ...], place: int, config: Config
+    worker: Worker, y: Array, outputs: int, names: tuple[str, ...], place: int, config: Config, table: object
 ) -> tuple[Dataset, dict[DataPart, keys.I64]]:
-    own, kind = worker.own, worker.targets
-    dataset = Dataset(
-        worker.name, own.x, y, outputs, names, columns=own.columns, vocabulary=worker.vocabulary, targets=kind
-    )
+    own, kind, wish = worker.own, worker.targets, Preparing.of(config.impute, config.scale)
+    if not worker.columns and (table is not None or wish != Preparing()):
+        raise FedKinError("the server prepares tables, and this site's data are none")
+    if "federated" in (wish.impute, wish.scale):
+        raise FedKinError("the server wants tables prepared by sums of all sites; this site prepares its own alone")
+    x = np.nan_to_num(own.x).astype(np.float32) if worker.columns else own.x
+    dataset = Dataset(worker.name, x, y, outputs, names, vocabulary=worker.vocabulary, targets=kind)
     shares = config.test_share, config.validation_share or 0.0
     split = split_client(dataset.strata, own.tests, place, config.seed, *shares)
+    if worker.columns:
+        columns, raw = as_agreed(worker.columns, own.x, table)
+        whole = Split((split[0],), (split[1],), (split[2],), (worker.name,))
+        dataset = prepare_table(dataset, whole, raw, columns, wish, own.lacks)
     return dataset, {"train": split[0], "validation": split[1], "test": split[2]}
 
 

@@ -14,11 +14,13 @@ import torch
 
 from fedkin.compute.batches import Source
 from fedkin.config import Config
+from fedkin.data import Preparing
 from fedkin.data.clients import split_sizes
 from fedkin.deploy import certificates as key_files
 from fedkin.deploy.greeting import USUAL_CLASSES, Facts, digest, like, together
 from fedkin.deploy.joining import TASK, TRAVELS
 from fedkin.deploy.link import Link
+from fedkin.deploy.site_columns import plain, united
 from fedkin.deploy.sites import Say, Sites
 from fedkin.deploy.trunk import as_values, frozen_of, trunk_hash
 from fedkin.deploy.wire import Transport
@@ -38,7 +40,16 @@ from fedkin.runs.restore import restore
 from fedkin.runs.start import begin, follow
 from fedkin.tasks import make_task
 
-OF_THE_SITES = ("data", "data_dir", "partition", "samples_per_client", "quantity_skew")
+OF_THE_SITES = (
+    "data",
+    "data_dir",
+    "label",
+    "client_column",
+    "categories",
+    "partition",
+    "samples_per_client",
+    "quantity_skew",
+)
 ONLY_SIMULATED = {"attack": "none", "drop": 0.0, "straggle": 0.0, "shift": None, "init": "seed"}
 
 
@@ -130,6 +141,7 @@ def _serve(
     shared = {
         "config": settings,
         "labels": together(facts)[2],
+        **({"columns": plain(united([f.columns for f in facts]))} if facts[0].columns else {}),
         "transport": serving.transport,
         "frozen": trunk_hash(frozen_of(job.model)),
     }
@@ -190,6 +202,13 @@ def _check(config: Config) -> None:
     for name, usual in ONLY_SIMULATED.items():
         if getattr(config, name) != usual:
             raise UsageError(f"{name}={getattr(config, name)!r} is for simulations: real sites bring their own trouble")
+    wish = Preparing.of(config.impute, config.scale)
+    if "federated" in (wish.impute, wish.scale):
+        name = "impute" if wish.impute == "federated" else "scale"
+        raise UsageError(
+            f"{name}={getattr(config, name)!r}: real sites prepare their tables each alone, and give no sums away for "
+            f"that; take {name}='local'"
+        )
     task, method_class = make_task(config.task or TASK), METHODS[config.method]
     metrics_of(config, task)  # refused before anybody comes
     check_task(config, task, method_class, options_of(method_class, config.options, config.method))
@@ -212,7 +231,9 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: Remote) -> 
     options = options_of(method_class, config.options, config.method)
     if config.validation_share is None:
         config = replace(config, validation_share=method_class.holdout)
-    task, theirs = make_task(config.task or TASK), like(facts)
+    if not facts[0].columns:
+        refuse(config, dict.fromkeys(("impute", "scale"), "the sites' data are no tables"))
+    task, theirs = make_task(config.task or TASK), like(facts, Preparing.of(config.impute, config.scale))
     network, name, _ = network_of(config, theirs, None)
     nothing = Source(theirs.x[:0], theirs.y[:0], torch.device("cpu"))
     empty = [np.zeros(0, np.int64) for _ in facts]  # which samples: only the sites know

@@ -25,6 +25,7 @@ import numpy as np
 from torch import Tensor
 
 from fedkin.core.federation import Masked, wire_bytes
+from fedkin.data import Reading
 from fedkin.data.own import read_site
 from fedkin.data.targets import WORDS, Targets
 from fedkin.deploy.joining import Joined, OwnCohort, join, whole
@@ -60,6 +61,7 @@ class Worker:
     label: str = "label"
     targets: Targets = "classes"
     vocabulary: int = 0
+    categories: tuple[str, ...] = ()
     device: str = "auto"
     secret: bool = True
     limit: int = LIMIT
@@ -76,7 +78,9 @@ class Worker:
             raise UsageError("how many token ids are there? Say --vocabulary N, the same at all sites")
         say = self.say
         self.say = lambda text: say(printable(text))
-        self.own = read_site(self.data, self.name, self.label, self.vocabulary, self.targets)
+        how = Reading(self.label, None, self.categories, self.vocabulary, self.targets)
+        read = read_site(self.data, self.name, how)
+        self.own, self.columns = read.parts[0], read.columns
         if self.policy.test_share is not None and self.own.tests is None:
             self._hold_back(self.policy.test_share)
         self.say(f"{self.data}: {len(self.own.x)} samples of shape {self.own.x.shape[1:]}, {self._labelled()}")
@@ -98,6 +102,8 @@ class Worker:
         digest = hashlib.sha256(str((self.own.x.dtype, self.own.x.shape, self.own.tests)).encode())
         digest.update(np.ascontiguousarray(self.own.x).data)
         digest.update("\n".join(map(str, self.own.y.tolist())).encode())
+        if self.columns:
+            digest.update(repr(self.columns).encode())
         return digest.hexdigest()
 
     def _hold_back(self, share: float) -> None:
@@ -187,7 +193,13 @@ class Worker:
             "width": y.shape[1] if y.ndim == 2 else 1,
             "vocabulary": self.vocabulary,
         }
-        self.say(f"sent: name, {len(x)} samples of shape {tuple(x.shape[1:])}, {self._labelled('the names of ')}")
+        if self.columns:
+            facts["columns"] = [[c.name, list(c.categories)] for c in self.columns]
+        words = sum(len(c.categories) for c in self.columns)
+        table = f", the names of {len(self.columns)} columns and of {words} words in them" if self.columns else ""
+        self.say(
+            f"sent: name, {len(x)} samples of shape {tuple(x.shape[1:])}, {self._labelled('the names of ')}{table}"
+        )
         return pack({}, facts)
 
     def _join(self, message: Parcel) -> bytes:

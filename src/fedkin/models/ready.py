@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedkin.errors import DataError
+from fedkin.errors import DataError, UsageError
 from fedkin.parts import Array, Part, pack, words_of
+from fedkin.preparation import Column, Preparation
 
 Kind = Literal["uint8", "float32", "int64"]
 WORDS = {"uint8": "pixels (uint8)", "float32": "numbers (float32)", "int64": "token ids (int64)"}
@@ -30,6 +31,17 @@ class Samples:
     parts: tuple[Part, ...] = ()
     targets: str = "classes"  # the kind of what the outputs stand for
     columns: tuple[str, ...] = ()  # what the features are called, where they came as a table
+    preparations: tuple[Preparation, ...] = ()  # how a table's rows become them: for all clients, or for each
+
+    def of_client(self, client: int) -> Samples:
+        """Those of one client."""
+        return replace(self, preparations=(self.preparations[client],)) if len(self.preparations) > 1 else self
+
+    @property
+    def table(self) -> tuple[Column, ...]:
+        """The columns of a table that such samples come in; none where they come in no table."""
+        prepared = self.preparations[0].columns if self.preparations else ()
+        return prepared or tuple(Column(name) for name in self.columns)
 
     def names(self) -> tuple[str, ...]:
         """What each output stands for."""
@@ -56,15 +68,47 @@ class Samples:
         raise DataError(f"{takes}, the data are {kind} of shape {tuple(shape[1:])}{fix}")
 
 
+class Prepare(nn.Module):
+    """A `Preparation` of rows as tensors."""
+
+    source: Tensor
+    code: Tensor
+    mean: Tensor
+    std: Tensor
+    fill: Tensor
+
+    def __init__(self, preparation: Preparation) -> None:
+        super().__init__()
+        self.width = len(preparation.columns)
+        for name, values in preparation.tables().items():
+            tensor = torch.from_numpy(values)
+            self.register_buffer(name, tensor.to(torch.int64) if name == "source" else tensor, persistent=False)
+
+    def forward(self, raw: Tensor) -> Tensor:
+        if raw.dim() != 2 or raw.shape[1] != self.width:
+            raise DataError(f"the model takes rows of {self.width} columns, the data are of shape {tuple(raw.shape)}")
+        raw = raw.to(torch.float64)
+        full = torch.where(raw.isnan(), self.fill, raw)[:, self.source]
+        coded = (full == self.code).to(torch.float64)
+        return torch.where(self.code.isnan(), (full - self.mean) / self.std, coded).to(torch.float32)
+
+
 class Ready(nn.Module):
     """A personal model, ready for inference: samples as the data set had them in, class scores (logits) out.
 
     Pixels are uint8 [n, C, H, W] and are normalised here, (x / 255 - mean) / std, as they were in training; numbers and
-    token ids go in as they are. `network` is the network itself, `names` what its outputs stand for."""
+    token ids go in as they are. A table's rows [n, columns] go in as numbers, categories as the numbers of their words
+    and missing values as NaN, and are prepared here, as they were in training. `network` is the network itself, `names`
+    what its outputs stand for."""
 
     def __init__(self, network: nn.Module, samples: Samples) -> None:
         super().__init__()
         self.network, self.samples = network, samples
+        if len(samples.preparations) > 1:
+            raise UsageError(
+                "each client prepares its table in its own way: say whose samples they are, of_client(...)"
+            )
+        self.prepare = Prepare(samples.preparations[0]) if samples.preparations else None
         self.scale, self.shift = 1.0 / (255.0 * samples.std), -samples.mean / samples.std
 
     @property
@@ -74,6 +118,9 @@ class Ready(nn.Module):
     def forward(self, x: Tensor | Mapping[str, Any]) -> Tensor:
         if isinstance(x, Mapping):
             x = torch.from_numpy(self.samples.packed(x))
+        if self.prepare is not None:
+            prepared: Tensor = self.prepare(x)
+            x = prepared
         if self.samples.kind == "float32" and x.is_floating_point():
             x = x.to(torch.float32)
         elif self.samples.kind == "int64" and not x.is_floating_point():

@@ -12,7 +12,7 @@ from fedkin.compute.batches import Source
 from fedkin.compute.optim import SGD, Adam, Optimiser
 from fedkin.compute.probe import require_bf16
 from fedkin.compute.work import Precision
-from fedkin.config import Config, is_folder
+from fedkin.config import Config
 from fedkin.core.cohort import Training
 from fedkin.core.federation import Average, weighted_mean
 from fedkin.core.schedules import Factors, client_factors, make_schedule
@@ -22,11 +22,14 @@ from fedkin.data import (
     Dataset,
     OwnClients,
     Partition,
+    Preparing,
+    Reading,
     Split,
+    WholeTable,
     apply_shift,
     load,
     make_split,
-    own_folder,
+    own_data,
 )
 from fedkin.data.targets import WORDS, Targets
 from fedkin.errors import UsageError, unknown
@@ -35,7 +38,7 @@ from fedkin.models import Given, build, default_model, first_network
 from fedkin.options import named_spec
 from fedkin.parts import words_of
 from fedkin.robust import Watched, make_rule
-from fedkin.rounds.settings import of_split, refuse
+from fedkin.rounds.settings import OF_TABLES, of_split, refuse
 from fedkin.tasks import USUAL, Metric, Task, make_task
 
 
@@ -104,6 +107,12 @@ def targets_of(config: Config, task: Task | None = None) -> Targets:
     return "classes" if task is None else task.targets  # type: ignore[return-value]
 
 
+def reading_of(config: Config, targets: Targets) -> Reading:
+    """How data are read that do not say so themselves."""
+    names = tuple(config.categories.split("+")) if config.categories else ()
+    return Reading(config.label, config.client_column, names, targets=targets)
+
+
 def task_of(config: Config, dataset: Dataset, given: Task | None = None) -> Task:
     """What is learnt of these data."""
     task = given or make_task(config.task or USUAL[dataset.targets])
@@ -122,6 +131,11 @@ def metrics_of(config: Config, task: Task) -> tuple[Metric, ...]:
     return task.chosen(None if config.metrics is None else config.metrics.split("+"))
 
 
+def data_key(data: str, data_dir: str | None, targets: Targets = "classes") -> str:
+    """What `load_data` keeps a data set under that was read."""
+    return f"{data}\n{data_dir}\n{targets}"
+
+
 def load_data(
     config: Config,
     known: dict[str, Dataset] | None = None,
@@ -136,8 +150,12 @@ def load_data(
     for name in corruptions if isinstance(corruptions, list) else []:
         if name not in CORRUPTIONS:
             raise unknown("corruption", name, [*CORRUPTIONS, "all"])
-    folder = is_folder(config.data) and brought is None
-    what = brought.what if brought is not None else own_folder(config.data, targets=targets) if folder else None
+    how, preparing = reading_of(config, targets), Preparing.of(config.impute, config.scale)
+    what = brought.what if brought is not None else own_data(config.data, how)
+    if not (isinstance(what, WholeTable) or (isinstance(what, OwnClients) and what.columns)):
+        refuse(config, dict.fromkeys(OF_TABLES, "the data are no tables"))
+    if config.client_column is not None and not (isinstance(what, OwnClients) and what.by_column):
+        refuse(config, {"client_column": "the data are not one table with a column of clients"})
     if isinstance(what, OwnClients):
         dataset, split = what.split(
             seed=config.seed,
@@ -145,11 +163,15 @@ def load_data(
             validation_share=config.validation_share or 0.0,
             samples_per_client=config.samples_per_client,
             quantity_skew=config.quantity_skew,
+            preparing=preparing,
         )
+    elif isinstance(what, WholeTable):
+        split = split_of(config, what.dataset, brought.partition if brought is not None else None)
+        dataset = what.prepared(split, preparing)
     elif isinstance(what, tuple):
         dataset, split = what[0], replace(what[1], partition="")
     else:
-        known, key = {} if known is None else known, f"{config.data}\n{config.data_dir}\n{targets}"
+        known, key = {} if known is None else known, data_key(config.data, config.data_dir, targets)
         if what is None:
             if key not in known:
                 known[key] = load(config.data, config.data_dir, targets=targets)

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkin.data.columns import Table, is_frame
 from fedkin.data.dataset import Array, Dataset, as_samples
+from fedkin.data.encoding import encoded, lacking, table_of
 from fedkin.errors import DataError, UsageError
 from fedkin.models.ready import Ready, Samples
 from fedkin.tasks import Classification, Task, task_for
@@ -37,6 +39,26 @@ def answers(model: Ready, x: Any, task: Task | None = None) -> Array:
     return plain((task or task_for(model.samples.targets)).predict(outputs(model, x)))
 
 
+def _is_table(x: Any) -> bool:
+    return isinstance(x, Table | Mapping) or is_frame(x) or (isinstance(x, list) and bool(x) and isinstance(x[0], dict))
+
+
+def _rows(x: Any, samples: Samples) -> Array:
+    """A table's rows as the model takes them: numbers, and categories by the numbers of their words."""
+    columns = samples.table
+    names = [c.name for c in columns]
+    table = table_of(x, names)
+    if not len(table.rows):
+        raise DataError("the samples: no samples")
+    table = table.only(table.features((), names, "the model"), "the model")
+    raw = encoded(table, columns)
+    refused = [i for i, c in enumerate(columns) if c.fill is None]
+    said = lacking(table, [columns[i] for i in refused], raw[:, refused])
+    if said:
+        raise DataError(f"{said}, and the model was trained without missing values there; drop such samples")
+    return raw if samples.preparations else raw.astype(np.float32)
+
+
 def plain(predicted: Tensor) -> Array:
     """Predictions as an array; a single number a sample without an axis of its own."""
     found = predicted.numpy()
@@ -54,10 +76,12 @@ def labels(model: Ready, x: Any) -> Array:
 def as_given(x: Any, samples: Samples) -> Array:
     """An array, tensor or list (of each part, where samples have several) as the array that the model takes; DataError
     where it is not of that kind."""
-    if isinstance(x, Mapping):
+    if isinstance(x, Mapping) and not samples.table:
         return samples.packed(x)
     if samples.parts:
         samples.check("", ())
+    if samples.preparations or (samples.table and _is_table(x)):
+        return _rows(x, samples)
     try:
         array = x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
     except ValueError as error:

@@ -17,14 +17,18 @@ from fedkin.compute import keys
 from fedkin.compute.batches import Source
 from fedkin.core.federation import Engine, Federation, Measured
 from fedkin.core.schedules import parse_factors
-from fedkin.data import Dataset, OwnClients
+from fedkin.data import Dataset, OwnClients, Preparing
 from fedkin.data.clients import OwnClient, split_client
 from fedkin.data.dataset import Array, numbered
+from fedkin.data.encoding import aligned
+from fedkin.data.fitting import fit
 from fedkin.engines.simulator import Simulator
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import Method
 from fedkin.methods.base import EVALUATED, REPORTS
+from fedkin.models import Samples
 from fedkin.parts import words_of
+from fedkin.preparation import Preparation
 from fedkin.rounds import inference
 from fedkin.rounds.assemble import Parts, make_site
 from fedkin.rounds.trained import Trained
@@ -54,6 +58,7 @@ class Arrived:
     metric: Metric
     epochs: int
     remarks: list[str] = field(default_factory=list)
+    preparations: tuple[Preparation, ...] = ()  # of their tables
 
 
 def arrive(trained: Trained, brought: OwnClients, counts: Sequence[int] = (), epochs: int | None = None) -> Arrived:
@@ -94,7 +99,7 @@ def arrive(trained: Trained, brought: OwnClients, counts: Sequence[int] = (), ep
     trials = sorted(
         {(t.client, t.samples): t for t in trials}.values(), key=lambda t: (names.index(t.client), t.samples)
     )
-    return Arrived(trials, everything.rows(), names, metric, epochs, remarks + unserved)
+    return Arrived(trials, everything.rows(), names, metric, epochs, remarks + unserved, dataset.preparations)
 
 
 class _Late:
@@ -194,9 +199,10 @@ def _as_in_the_run(trained: Trained, brought: OwnClients) -> tuple[Dataset, list
     if brought.targets != like.targets:
         raise DataError(f"the run's targets are {like.targets}, those of the new data {brought.targets}")
     parts = [_fitting(trained, brought, part) for part in brought.parts]
+    raw, table = np.concatenate([x for x, _ in parts]), bool(like.preparations)
     dataset = Dataset(
         brought.name,
-        np.concatenate([x for x, _ in parts]),
+        np.zeros((len(raw), *like.shape), np.float32) if table else raw,
         np.concatenate([y for _, y in parts]),
         like.classes,
         like.class_names,
@@ -214,7 +220,20 @@ def _as_in_the_run(trained: Trained, brought: OwnClients) -> tuple[Dataset, list
         order = keys.permutation(keys.key(config.seed, "newcomer", place), len(train))
         each.append((begin + train[order], begin + test))
         begin += len(x)
-    return dataset, each
+    return (_prepared(trained, dataset, raw, brought, each) if table else dataset), each
+
+
+def _prepared(trained: Trained, dataset: Dataset, raw: Array, brought: OwnClients, each: Sequence[Rows]) -> Dataset:
+    """The rows of tables as the run prepares them: by what all its clients have in common, and, what each client goes
+    by alone, by a newcomer's own training samples."""
+    columns = trained.samples.preparations[0].columns
+    wish = Preparing.of(trained.config.impute, trained.config.scale)
+    x, made = dataset.x.copy(), list[Preparation]()
+    for part, rows in zip(brought.parts, each, strict=True):
+        made.append(Preparation(fit(columns, [raw[rows[0]]], wish, "local", f"client {part.name!r} has")))
+        for own in rows:
+            x[own] = made[-1](raw[own])
+    return replace(dataset, x=x, preparations=tuple(made))
 
 
 def _fitting(trained: Trained, brought: OwnClients, part: OwnClient) -> tuple[Array, Array]:
@@ -226,7 +245,7 @@ def _fitting(trained: Trained, brought: OwnClients, part: OwnClient) -> tuple[Ar
             f"{words_of(like.parts) or 'one array'}"
         )
     try:
-        x = part.x if like.parts else inference.as_given(_in_order(part.x, brought.columns, like.columns), like)
+        x = part.x if like.parts else _samples(brought, part, like)
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
     if like.targets != "classes":
@@ -241,14 +260,12 @@ def _fitting(trained: Trained, brought: OwnClients, part: OwnClient) -> tuple[Ar
     return x, y
 
 
-def _in_order(x: Array, own: Sequence[str], wanted: Sequence[str]) -> Array:
-    """The columns of a table in the run's order."""
-    if not own or not wanted or tuple(own) == tuple(wanted):
-        return x
-    for name in wanted:
-        if name not in own:
-            raise DataError(f"column {name!r} is missing, which the run has; all need the same columns")
-    for name in own:
-        if name not in wanted:
-            raise DataError(f"column {name!r} is not in the run; all need the same columns")
-    return x[:, [own.index(name) for name in wanted]]
+def _samples(brought: OwnClients, part: OwnClient, like: Samples) -> Array:
+    """A client's samples in the run's form; the rows of tables with its columns, yet to be prepared."""
+    if not brought.columns or not like.table:
+        return inference.as_given(part.x, like)
+    raw = aligned(brought.columns, part.x, like.table, "in the run")
+    for column, values in zip(like.table, raw.T, strict=True):
+        if column.fill is None and np.isnan(values).any():
+            raise DataError(f"column {column.name!r} has no value in a row, and the run has no missing values there")
+    return raw if like.preparations else raw.astype(np.float32)

@@ -116,6 +116,7 @@ class Prepared:
     task: str = "classification"
     metric: Metric = ACCURACY  # the task's main one
     extra: tuple[Metric, ...] = ()  # those beside it
+    columns: tuple[str, ...] = ()  # of a table: what each is and what was done with it, a sentence each
 
     @property
     def counts_right(self) -> bool:

@@ -112,8 +112,9 @@ class Result:
 
         It takes samples as the data had them (pixels as uint8 [n, C, H, W], which it normalises itself; numbers and
         token ids as they are) and gives class scores; `.network` is the network alone, `.names` the classes."""
-        module = self._layout.load(copy.deepcopy(self._model), self._rows[self._number(client)])
-        return Ready(module, self._samples).eval()
+        number = self._number(client)
+        module = self._layout.load(copy.deepcopy(self._model), self._rows[number])
+        return Ready(module, self._samples.of_client(number)).eval()
 
     @property
     def model(self) -> Ready:
@@ -129,7 +130,8 @@ class Result:
     def predict(self, x: Any, client: int | str) -> np.ndarray[Any, Any]:
         """What a client's model takes each of these samples for: labels as the data had them (whole numbers, or names);
         for other tasks numbers, labels as 0 or 1, tokens, or a risk. Samples are an array, tensor or list, not
-        normalised."""
+        normalised; of a model that learnt from tables a data frame, a dictionary of columns or a list of dictionaries,
+        prepared here as in training."""
         return inference.answers(self.personal(client), x, self._task)
 
     def _number(self, client: int | str) -> int:

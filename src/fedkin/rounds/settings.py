@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedkin.compute.layout import Layout
 from fedkin.config import LATER, Config, is_folder
 from fedkin.core.schedules import Factors, make_schedule
-from fedkin.data import SOURCES, Split, parse_partition
+from fedkin.data import SOURCES, TABLES, Split, parse_partition
 from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import Method
 from fedkin.options import named_spec
@@ -26,6 +26,7 @@ Reasons = Mapping[str, str]
 
 OFF: Mapping[str, Any] = {"rule": "mean", "init": "seed", "malicious": 0, "momentum": 0, "checkpoint_every": 0, **LATER}
 """Values that ask for nothing; so does None."""
+OF_TABLES = ("label", "categories", "impute", "scale")
 OF_A_SPLIT = ("samples_per_client", "quantity_skew", "test_share", "validation_share")
 
 
@@ -64,7 +65,7 @@ def idle(config: Config, method_class: type[Method], options: Any, attack: Attac
 
 
 def _needs_files(data: str) -> bool:
-    if is_folder(data) or data.startswith("npz:") or data.endswith(".npz"):
+    if is_folder(data) or data.startswith("npz:") or data.endswith((".npz", *TABLES)):
         return False
     return data in SOURCES and bool(SOURCES[data].files)
 

@@ -144,6 +144,7 @@ def prepared_facts(job: Job) -> dict[str, Any]:
         **{k: getattr(job.prepared, k) for k in told},
         "task": job.prepared.task,
         "metric": what,
+        **({"columns": list(job.prepared.columns)} if job.prepared.columns else {}),
         "data_hash": fingerprint(job),
         **own,
         "needed": needed,

@@ -12,11 +12,18 @@ from fedkin.data import Dataset, Split, load
 from fedkin.errors import DataError
 from fedkin.methods import METHODS
 from fedkin.rounds import load_data
+from fedkin.rounds.choices import data_key
 
 KEPT_SPLITS = 8
 OF_THE_SPLIT = (
     "data",
     "data_dir",
+    "task",
+    "label",
+    "client_column",
+    "categories",
+    "impute",
+    "scale",
     "clients",
     "partition",
     "samples_per_client",
@@ -39,7 +46,7 @@ class Data:
 
     def lacks(self, name: str) -> str:
         """Why a data set cannot be had here; empty if it can."""
-        key = f"{name}\n{self.data_dir}"
+        key = data_key(name, self.data_dir)
         if key not in self.sets and name not in self.missing:
             try:
                 self.sets[key] = load(name, self.data_dir, download=self.download)

@@ -1,7 +1,8 @@
 """Personal models for use elsewhere: FedKin's own file (safetensors), or ONNX.
 
 An ONNX file is complete: it takes samples as they are (pixels as bytes, token ids, features) and normalises them
-itself. Its outputs are `logits` and `probabilities`; what the classes are called is in its metadata.
+itself; the rows of a table are double numbers, categories as the numbers of their words (they are in its metadata) and
+missing values as NaN. Its outputs are `logits` and `probabilities`; what the classes are called is in its metadata.
 """
 
 from __future__ import annotations
@@ -103,11 +104,13 @@ def from_result(
     to, written, used = Path(to).expanduser(), list[Path](), set[str]()
     for client in clients:
         name = result.per_client[client].name
-        own = replace(card, site=name, round=result.history[-1].round)
+        ready = result.personal(client)
+        prepared = next(iter(ready.samples.preparations), None)
+        own = replace(card, site=name, round=result.history[-1].round, preparation=prepared)
         stem = file_name(name)
         stem = f"{stem}-{client}" if stem in used else stem
         used.add(stem)
-        written += write(Personal(own, result.personal(client).network), to / stem, wanted)
+        written += write(Personal(own, ready.network), to / stem, wanted)
     return written
 
 
@@ -156,7 +159,10 @@ def to_onnx(model: Personal, path: str | Path) -> Path:
     except ImportError as error:
         raise UsageError(f"ONNX needs the package {error.name}: pip install 'fedkin[onnx]'") from error
     path = Path(path).expanduser()
+    prepared = model.card.preparation
     example = torch.zeros(2, *model.card.shape, dtype=TYPES[model.card.kind])
+    if prepared is not None:
+        example = torch.zeros(2, len(prepared.columns), dtype=torch.float64)
     whole = _Complete(model).eval()
     try:
         with _quiet():

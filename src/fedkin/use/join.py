@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedkin.data import OwnClients, own_clients, own_folder
+from fedkin.data import OwnClients, Reading, own_clients, own_folder
 from fedkin.data.own import LABEL, read_site
 from fedkin.errors import UsageError, unknown
 from fedkin.models import Ready
 from fedkin.options import said
+from fedkin.preparation import Preparation
 from fedkin.rounds import Result, inference
 from fedkin.rounds.newcomers import Trial, arrive
 from fedkin.rounds.trained import Trained
@@ -43,14 +44,17 @@ class Newcomers:
     remarks: list[str]
     _rows: Tensor = field(repr=False)  # [M, D]
     _trained: Trained = field(repr=False)
+    _preparations: tuple[Preparation, ...] = field(default=(), repr=False)
 
     def __repr__(self) -> str:
         return f"Newcomers({self.method}: {', '.join(self.names[:5])}{', ...' if len(self.names) > 5 else ''})"
 
     def personal(self, client: int | str = 0) -> Ready:
         """The model of a newcomer, by number or name, made with all its training samples; see `Result.personal`."""
-        module = self._trained.network_with(self._rows[self._number(client)])
-        return Ready(module, self._trained.samples).eval()
+        number = self._number(client)
+        module = self._trained.network_with(self._rows[number])
+        samples = replace(self._trained.samples, preparations=self._preparations).of_client(number)
+        return Ready(module, samples).eval()
 
     def predict(self, x: Any, client: int | str = 0) -> np.ndarray[Any, Any]:
         """What a newcomer's model takes each of these samples for; see `Result.predict`."""
@@ -65,7 +69,9 @@ class Newcomers:
             stem = file_name(name)
             stem = f"{stem}-{place}" if stem in used else stem
             used.add(stem)
-            model = Personal(replace(card, site=name), self.personal(place).network)
+            ready = self.personal(place)
+            prepared = next(iter(ready.samples.preparations), None)
+            model = Personal(replace(card, site=name, preparation=prepared), ready.network)
             written += write(model, Path(folder).expanduser() / stem, ["safetensors"])
         return written
 
@@ -123,20 +129,19 @@ def join(
         trained, where = Trained.of(as_it_was(folder, device)), str(folder.path)
     like = trained.samples
     kind: Any = like.targets
+    categories = tuple(c.name for c in like.table if c.categories)
+    how = Reading(label, None, categories, like.vocabulary, kind)
     if data is not None:
-        brought = _from_files(Path(data).expanduser(), label, like.vocabulary, kind)
+        brought = _from_files(Path(data).expanduser(), how)
     else:
         assert clients is not None
         named = isinstance(clients, Mapping) or not isinstance(clients, list | tuple)
         names = None if named else [f"client-{len(trained.names) + i}" for i in range(len(clients))]
-        brought = own_clients(clients, names=names, vocabulary=like.vocabulary, targets=kind)
+        brought = own_clients(clients, how, names=names)
     found = arrive(trained, brought, samples, epochs)
     rest = (found.names, found.trials, found.metric, found.epochs, found.remarks, found.rows)
-    return Newcomers(trained.config.method, where, *rest, trained)
+    return Newcomers(trained.config.method, where, *rest, trained, found.preparations)
 
 
-def _from_files(path: Path, label: str, vocabulary: int, targets: Any) -> OwnClients:
-    if path.is_dir():
-        return own_folder(path, label=label, vocabulary=vocabulary, targets=targets)
-    one = read_site(path, path.stem, label, vocabulary, targets)
-    return OwnClients(path.stem, (one,), vocabulary, one.columns, targets)
+def _from_files(path: Path, how: Reading) -> OwnClients:
+    return own_folder(path, how) if path.is_dir() else read_site(path, path.stem, how)

@@ -29,6 +29,7 @@ from fedkin.models import MODELS, Ready, Samples, build
 from fedkin.models.inputs import one_tensor
 from fedkin.models.ready import WORDS, Kind
 from fedkin.parts import Part
+from fedkin.preparation import Preparation
 from fedkin.rounds import inference
 
 FORMAT = 1
@@ -57,6 +58,7 @@ class Card:
     seed: int = 0
     parts: tuple[Part, ...] = ()  # of a sample, where the network has several inputs
     targets: str = "classes"  # the kind of what its outputs stand for
+    preparation: Preparation | None = None  # how the rows of a table become the features
 
     @classmethod
     def of(cls, dataset: Dataset, model: str | None, **facts: Any) -> Card:
@@ -73,6 +75,7 @@ class Card:
             columns=dataset.columns,
             parts=dataset.parts,
             targets=dataset.targets,
+            preparation=dataset.preparations[0] if len(dataset.preparations) == 1 else None,
             **facts,
         )
 
@@ -80,7 +83,8 @@ class Card:
     def samples(self) -> Samples:
         """What goes in, and what comes out."""
         normal = (self.mean, self.std, self.vocabulary, self.parts, self.targets, self.columns)
-        return Samples(self.shape, self.kind, self.classes, self.class_names, *normal)
+        prepared = () if self.preparation is None else (self.preparation,)
+        return Samples(self.shape, self.kind, self.classes, self.class_names, *normal, prepared)
 
     def names(self) -> tuple[str, ...]:
         """What each output stands for."""
@@ -216,11 +220,14 @@ def _card(path: Path, metadata: Mapping[str, str] | None) -> Card:
         values.setdefault("columns", [])  # files from before columns went by name
         values.setdefault("parts", [])  # and from before there were any
         values.setdefault("targets", "classes")  # and other targets
+        values.setdefault("preparation", None)  # and tables that are prepared
         if set(values) != {f.name for f in fields(Card)}:
             raise ValueError(f"keys {', '.join(sorted(values))}")
         for key in ("shape", "class_names", "columns"):
             values[key] = tuple(values[key])
         values["parts"] = tuple(Part(p["name"], tuple(p["shape"]), p["dtype"]) for p in values["parts"])
+        if values["preparation"] is not None:
+            values["preparation"] = Preparation.of(values["preparation"])
         card = Card(**values)
         _check_card(card)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -254,6 +261,8 @@ def _check_card(card: Card) -> None:
         raise ValueError(f"{card.classes} classes, but {len(card.class_names)} class names")
     if card.columns and card.shape != (len(card.columns),):
         raise ValueError(f"shape {card.shape}, but {len(card.columns)} columns")
+    if card.preparation is not None and card.columns != card.preparation.inputs():
+        raise ValueError(f"columns {card.columns!r}, but the table's make {card.preparation.inputs()!r}")
     for name in ("mean", "std"):
         value = getattr(card, name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):

@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from fedkin.data.columns import Table, read_table
 from fedkin.data.dataset import Array, numbered
+from fedkin.data.encoding import encoded
 from fedkin.errors import DataError, UsageError
+from fedkin.preparation import Column
 from fedkin.use.model_file import Personal
 
 
@@ -83,13 +86,12 @@ def predict(model: Personal, x: Any, labels: Any = None) -> Predictions:
 
 def read_samples(
     path: str | Path, label: str = "label", columns: Sequence[str] = (), targets: str = "classes"
-) -> tuple[Array, Array | None]:
+) -> tuple[Array | Table, Array | None]:
     """Samples and, where the file has them, labels (or `targets` of another kind): .npz (x, y; or x_test, y_test), .csv
     or .parquet.
 
-    `columns`: what the model's features are called (`Card.columns`). Those of a table go by name, whatever their order
-    in the file; a model that was not trained on a table takes them as they come."""
-    from fedkin.data.columns import read_table
+    `columns`: those of the table that the model learnt from (`Card.samples.table`). They go by name, whatever their
+    order in the file; a model that was not trained on a table takes them as they come."""
     from fedkin.data.files import MissingFile, read_npz
 
     file = Path(path).expanduser()
@@ -113,5 +115,9 @@ def read_samples(
         aside = table.target_columns(label, targets)  # type: ignore[arg-type]
     except DataError:  # nobody knows what is right
         aside = ()
-    _, features = table.features(aside, columns or None, "the model")
-    return features, table.labels(aside, targets) if aside else None  # type: ignore[arg-type]
+    names = table.features(aside, columns or None, "the model")
+    truth = table.labels(aside, targets) if aside else None  # type: ignore[arg-type]
+    features = table.only(names, "the model")
+    if columns:
+        return features, truth
+    return encoded(features, [Column(name) for name in names]).astype(np.float32), truth
