@@ -133,7 +133,7 @@ def test_sites_with_other_columns_do_not_fit_and_nobody_keeps_others_out() -> No
     found, odd = fitting([*usual, other], 10)
     assert [f.name for f in found] == ["a", "b"]
     assert "it has the columns 'town' (words); most sites have the columns 'city' (words)" in odd["c"]
-    with pytest.raises(DataError, match="site 'a' has the columns 'city' .words., site 'c' the columns 'town'"):
+    with pytest.raises(DataError, match=r"site 'a' has the columns 'city' .words., site 'c' the columns 'town'"):
         together([*usual, other])
     many = [["age", []], ["city", [f"w{i}" for i in range(999)]]]
     greedy = Facts.of({"site": "0", **GOOD, "samples": 2000, "columns": many})
