@@ -404,3 +404,26 @@ def test_defaults_ask_for_nothing() -> None:
     assert Preparing.of("none", "none") == Preparing()
     assert make_config({"impute": "none", "scale": "none"}).identity() == make_config({}).identity()
     assert make_config({"impute": "local"}).identity() != make_config({}).identity()
+
+
+# ---------------------------------------------------------------- clients that come later
+
+
+@pytest.mark.parametrize("which", ["local", "federated"])
+def test_who_comes_later_is_prepared_as_the_run_was(which: str) -> None:
+    settings = {"impute": which, "scale": which}
+    result = fk.run("fedavg", clients=FRAMES, **settings, **SMALL)
+    new = frame(7, CITIES[0])
+    late = fk.join(result, clients={"late": new[new.columns[::-1]]}, epochs=1)
+    prepared_by = late.personal("late").samples.preparations[0]
+    if which == "federated":
+        assert prepared_by == result.personal(0).samples.preparations[0]
+    else:
+        assert prepared_by.columns[0].mean not in [
+            result.personal(i).samples.preparations[0].columns[0].mean for i in range(3)
+        ]
+    assert set(late.predict(new.drop(columns="label"), "late")) <= {"ill", "well"}
+    with pytest.raises(DataError, match="client 'odd': column 'city' has the word 'york', which nobody in the run has"):
+        fk.join(result, clients={"odd": new.assign(city="york")})
+    with pytest.raises(DataError, match="client 'odd': column 'age' is missing, which the run has"):
+        fk.join(result, clients={"odd": new.drop(columns="age")})

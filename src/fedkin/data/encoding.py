@@ -150,22 +150,27 @@ def aligned(own: Sequence[Column], raw: Floats, wanted: Sequence[Column], by: st
     """Rows that were encoded by their own columns, with the columns in the order, and the words with the numbers, that
     `by` has."""
     places = {column.name: i for i, column in enumerate(own)}
-    kinds = [{c.name: bool(c.categories) for c in columns} for columns in (own, wanted)]
-    for name in {**kinds[0], **kinds[1]}:
-        if kinds[0].get(name) is not kinds[1].get(name):
-            ours, theirs = ({None: "none", True: "a category", False: "a number"}[k.get(name)] for k in kinds)
-            raise DataError(f"column {name!r} is {ours}, {by} it is {theirs}; all need the same columns")
+    kinds, theirs = ({c.name: bool(c.categories) for c in columns} for columns in (own, wanted))
+    for name in {**theirs, **kinds}:
+        said = "is missing, which {} has" if name not in kinds else "is not in {}" if name not in theirs else ""
+        if kinds.get(name) is not theirs.get(name):
+            said = said or f"is {_sort(kinds[name])}, in {{}} it is {_sort(theirs[name])}"
+            raise DataError(f"column {name!r} {said.format(by)}; all need the same columns")
     made = np.empty((len(raw), len(wanted)))
     for i, column in enumerate(wanted):
         values, words = raw[:, places[column.name]], own[places[column.name]].categories
         unknown = [word for word in words if word not in column.categories]
         if unknown:
-            raise DataError(f"column {column.name!r} has the word {unknown[0]!r}, which {by} nobody has")
+            raise DataError(f"column {column.name!r} has the word {unknown[0]!r}, which nobody in {by} has")
         if words:
             codes = np.array([column.categories.index(word) for word in words], np.float64)
             values = np.array([np.nan if np.isnan(v) else codes[int(v)] for v in values])
         made[:, i] = values
     return made
+
+
+def _sort(words: bool) -> str:
+    return "a category" if words else "a number"
 
 
 def lacking(table: Table, columns: Sequence[Column], raw: Floats) -> str:

@@ -77,4 +77,4 @@ def plain(columns: Sequence[Column]) -> list[list[Any]]:
 def as_agreed(own: Sequence[Column], raw: Floats, agreed: object) -> tuple[tuple[Column, ...], Floats]:
     """This site's rows with the columns and words as all have agreed on."""
     columns = tuple(Column(name, words) for name, words in told(agreed))
-    return columns, aligned(own, raw, columns, "at the server")
+    return columns, aligned(own, raw, columns, "the federation")

@@ -264,7 +264,7 @@ def _samples(brought: OwnClients, part: OwnClient, like: Samples) -> Array:
     """A client's samples in the run's form; the rows of tables with its columns, yet to be prepared."""
     if not brought.columns or not like.table:
         return inference.as_given(part.x, like)
-    raw = aligned(brought.columns, part.x, like.table, "in the run")
+    raw = aligned(brought.columns, part.x, like.table, "the run")
     for column, values in zip(like.table, raw.T, strict=True):
         if column.fill is None and np.isnan(values).any():
             raise DataError(f"column {column.name!r} has no value in a row, and the run has no missing values there")
