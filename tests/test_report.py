@@ -515,9 +515,16 @@ def test_a_hundred_clients_and_rounds(done: dict[str, Result], tmp_path: Path) -
             base.execute(f"DELETE FROM {table}")
         for r in range(1, n + 1):
             row = (r, 0, r / 2, r / 2, r / 3, 5, 1, 1, r * 1e6, r * 1e6, r, n, 0, 0)
-            base.execute("INSERT INTO rounds VALUES (" + "?," * 14 + "0, 1, 1, 1, 4, 1, 1, 0.1, NULL)", row)
+            base.execute(
+                "INSERT INTO rounds VALUES ("
+                + "?," * 14
+                + "0, 1, 1, 1, 4, 1, 1, 0.1, NULL, "
+                + ", ".join(["NULL"] * 7)
+                + ")",
+                row,
+            )
             base.executemany(
-                "INSERT INTO clients VALUES (?, 0, ?, 'x', 1, 2, 50.0, 1.0, NULL)", [(r, c) for c in range(n)]
+                "INSERT INTO clients VALUES (?, 0, ?, 'x', 1, 2, 50.0, 1.0, NULL, NULL)", [(r, c) for c in range(n)]
             )
             base.executemany("INSERT INTO events VALUES (?, '', ?, 'rejected', '')", [(r, c) for c in range(0, n, 7)])
             notes = [

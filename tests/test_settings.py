@@ -205,6 +205,9 @@ TABLE: dict[str, Walk | str] = {
     "seed": Walk(1, ("split", "first", "trained")),
     "eval_point": Walk("after_local", ("point", "trained")),
     "eval_every": Walk(2, ("records",)),
+    "patience": ELSEWHERE,  # these three: test_choosing
+    "min_gain": ELSEWHERE,
+    "keep": ELSEWHERE,
     "drop": Walk(0.9, ("records",)),
     "straggle": Walk(0.9, ("records",)),
     "attack": Walk("ipm", ("trained", "malicious"), (), {"attackers": None}),

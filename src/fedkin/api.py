@@ -38,6 +38,7 @@ from fedkin.runs import start as runs
 from fedkin.runs.catalogue import Catalogue
 from fedkin.sweep.executor import Ended
 from fedkin.sweep.runner import Cell, Quiet, run_sweep
+from fedkin.sweep.selection import check_way, selected
 from fedkin.sweep.statistics import Outcome, groups_of, summary
 from fedkin.tasks import Task
 
@@ -120,6 +121,7 @@ def compare(
     attack: str | Sequence[str] = "none",
     rule: str | Sequence[str] = "mean",
     baseline: str | None = None,
+    select: str | None = None,
     together: int = 1,
     jobs: int = 1,
     devices: Sequence[str] = (),
@@ -131,7 +133,9 @@ def compare(
 
     All models are evaluated as received unless `eval_point` says otherwise ("auto": each method at its own point); a
     row's `diverged` says which seeds are not to be believed, and why. A setting counts for those runs that it changes;
-    a method that no rule reaches runs once, not under each.
+    a method that no rule reaches runs once, not under each. `select="val"` keeps of each method the row that is best on
+    validation samples, averaged over seeds (needs validation_share); "test" chooses on test data, which `select` of the
+    row says.
 
     With `runs_dir` what is finished is only read (unless `fresh`), what was cut short goes on, and the runs can be
     spread over processes (`jobs`) and `devices`; what was given as Python objects is always run, and in this process.
@@ -155,6 +159,7 @@ def compare(
     for one, config in zip(asked, configs, strict=True):
         cells.setdefault((one.objects.get("method"), config.identity()), _Asked(config, one.objects))
     todo = list(cells.values())
+    check_way(select, [one.config for one in todo], all(_brings_validation(one.objects.get("data")) for one in todo))
     _check_folder(todo[0].config)
     tracked = todo[0].config.runs_dir is not None
     sweep = run_sweep(
@@ -177,7 +182,12 @@ def compare(
         if cell.state == "done":
             _warn(result)
     groups = groups_of((o.config, o) for o in map(Outcome.of, results))
-    return results, summary(groups, baseline)
+    return results, summary(selected(groups, select) if select is not None else groups, baseline)
+
+
+def _brings_validation(data: Any) -> bool:
+    what = data.what if isinstance(data, Brought) else None
+    return isinstance(what, tuple) and any(map(len, what[1].validation))
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ LATER: dict[str, Any] = {
     **{"lr_schedule": "constant", "lr_factors": "same", "task": None, "metrics": None},
     **{"clip_grad": None, "accumulate": 1},
     **{"label": "label", "client_column": None, "categories": None, "impute": "none", "scale": "none"},
+    **{"patience": None, "min_gain": 0.0, "keep": "last"},
 }
 """Settings that older runs did not have, and the values that they were done with: these say nothing new."""
 TEXTS = ("lr_factors", "lr-factors", "metrics", "categories")
@@ -187,6 +188,22 @@ class Config:
     )
     eval_every: int = option(
         1, "evaluate after every so many rounds, and always after the last one", low=1, group=EVALUATION
+    )
+    patience: int | None = option(
+        None,
+        "stop early: after so many evaluations in a row without a better score on validation samples (default: never); "
+        "needs validation_share",
+        low=1,
+        group=EVALUATION,
+    )
+    min_gain: float = option(
+        0.0, "by how much more than this a score has to be better, for patience", low=0, group=EVALUATION
+    )
+    keep: Literal["last", "best"] = option(
+        "last",
+        "which personal models are the result: those after the last round, or those of the best round on validation "
+        "samples; needs validation_share",
+        group=EVALUATION,
     )
     drop: float = option(0.0, "probability that a client does not answer", low=0, high=0.99, group=CLIENTS)
     straggle: float = option(0.0, "probability that a client's reply comes too late", low=0, high=0.99, group=CLIENTS)

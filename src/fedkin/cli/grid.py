@@ -17,6 +17,7 @@ from fedkin.config import Config
 from fedkin.report.tables import Entry, Sheet, paired_sheet, sheet
 from fedkin.rounds import Result
 from fedkin.sweep.runner import Cell, run_sweep
+from fedkin.sweep.selection import selected
 from fedkin.sweep.statistics import Group, Outcome, groups_of, summary
 
 
@@ -29,6 +30,7 @@ class Grid:
     signal: int | None = None
     baseline: str | None = None
     metric: str = "macro"
+    select: str | None = None  # one of `selection.WAYS`: of each method the best cell alone
 
     @property
     def diverged(self) -> list[Cell]:
@@ -40,7 +42,8 @@ class Grid:
         return [c for c in self.cells if c.state == "failed"]
 
     def groups(self) -> list[Group]:
-        return groups_of((c.config, c.outcome) for c in self.cells)
+        found = groups_of((c.config, c.outcome) for c in self.cells)
+        return found if self.select is None else selected(found, self.select, self.metric)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each condition, rule and method: mean and standard deviation over the seeds."""
@@ -85,6 +88,7 @@ def run_grid(
     tracked: bool = True,
     baseline: str | None = None,
     metric: str = "macro",
+    select: str | None = None,
     screen: type[GridScreen] = GridScreen,
     **how: Any,
 ) -> Grid:
@@ -100,7 +104,7 @@ def run_grid(
     finally:
         for shown in screens:
             shown.__exit__(None, None, None)
-    return Grid(sweep.outcomes, sweep.cells, sweep.signal, baseline, metric)
+    return Grid(sweep.outcomes, sweep.cells, sweep.signal, baseline, metric, select)
 
 
 def summary_table(grid: Grid) -> RenderableType:

@@ -86,9 +86,14 @@ def summarise(result: Result) -> None:
     benign = benign_only(result.config)
     what = result.accuracy.metric
     whose = f"{what} of {len(result.per_client) - len(result.malicious)} benign clients" if benign else what
+    which = "kept, best on validation" if result.config.keep == "best" else "last round"
     reached = (
-        (f"last round ({result.history[-1].round})", result.accuracy),
-        (f"best round ({result.best.round})", result.best.accuracy),
+        (f"{which} ({result.kept.round})", result.accuracy),
+        (
+            f"best round ({result.best.round}{', on validation' if result.best_by != 'test' else ''})",
+            result.best.accuracy,
+        ),
+        *(((f"{which}, validation", aside),) if (aside := result.validation) is not None else ()),
     )
     out = screen()
     out.print(
@@ -104,6 +109,7 @@ def summarise(result: Result) -> None:
         "sent": f"{size(sent['down'])} down, {size(sent['up'])} up",
         "time": f"{spent(result.wall, result.times)}, on {prepared.device} ({prepared.precision})",
         **_memory(result),
+        **({"stopped": f"early, after round {result.stopped} of {result.config.rounds}"} if result.stopped else {}),
         **({"folder": escape(result.run)} if result.run else {}),
     }
     for name, value in facts.items():
@@ -117,7 +123,7 @@ def summarise(result: Result) -> None:
 def _others(result: Result) -> dict[str, str]:
     """The metrics beside the main one, each the mean over the clients that have it."""
     units = {m.name: m.unit for m in result.prepared.extra}
-    found = result.history[-1].metrics
+    found = result.kept.metrics
     shown = [f"{name} {said(value, units[name])}{' %' if units[name] else ''}" for name, value in found.items()]
     return {"metrics": f"{', '.join(shown)}  [dim](mean over clients)[/]"} if shown else {}
 

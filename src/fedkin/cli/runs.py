@@ -193,12 +193,23 @@ def show_run(folder: RunFolder) -> None:
 
 def _scores(info: RunInfo) -> Any:
     best = (info.result or {}).get("best")
-    lines: list[tuple[str, Mapping[str, Any]]] = [("last", info.accuracy)]
+    lines: list[tuple[str, Mapping[str, Any]]] = [(_which(info), info.accuracy)]
     if isinstance(best, dict):
-        lines.append((f"best (round {best.get('round')})", best))
+        by = ", on validation" if best.get("by") == "validation" else ""
+        lines.append((f"best (round {best.get('round')}{by})", best))
+    aside = (info.result or {}).get("validation")
+    if isinstance(aside, dict):
+        lines.append((f"{_which(info)}, validation", aside))
     kinds = ("macro", "micro", "worst_decile", "std")
     whose = f"{safe(info.metric.name)}{' of benign clients' if info.malicious else ''}"
     return scores(whose, ((name, [number(values.get(k)) for k in kinds]) for name, values in lines), info.metric.unit)
+
+
+def _which(info: RunInfo) -> str:
+    """Which models the run's numbers are of."""
+    kept = (info.result or {}).get("kept")
+    best = isinstance(kept, dict) and kept.get("by") == "best"
+    return f"kept (round {kept.get('round')})" if best and isinstance(kept, dict) else "last"
 
 
 def _facts(folder: RunFolder) -> dict[str, str]:

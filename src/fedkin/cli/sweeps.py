@@ -25,6 +25,7 @@ METRIC_NAMES = "macro, micro, worst-decile, best-macro, best-micro, best-worst-d
     fedkin compare fedavg ditto fedper --data cifar10 --clients 20 --partition pathological:2 --seeds 3
     fedkin compare fedprox ditto --set fedprox.mu=0.1 --grid ditto.lam=0.1,1 --baseline fedprox
     fedkin compare fedavg fedper --attack none,sf,lie:z=0.5 --rule mean,median --malicious 0.3
+    fedkin compare fedper ditto --grid lr=0.01,0.1 --grid ditto.lam=0.1,1 --validation-share 0.2 --select val
     fedkin compare sweep.toml --markdown table.md --latex table.tex --csv table.csv
     """,
     TRAIN,
@@ -65,6 +66,15 @@ def compare(
         str,
         typer.Option("--metric", metavar="NAME", help=f"What the cells show where conditions vary: {METRIC_NAMES}."),
     ] = "macro",
+    select: Annotated[
+        str | None,
+        typer.Option(
+            "--select",
+            metavar="val|test",
+            help="Show of each method only the cell that is best over the seeds: on validation samples (val; needs "
+            "--validation-share), or on test data, which the table then says.",
+        ),
+    ] = None,
     together: Together = None,
     jobs: Jobs = 1,
     devices: Devices = None,
@@ -112,6 +122,7 @@ def compare(
     sinks = sinks_of(sink)
 
     from fedkin.cli.grid import run_grid
+    from fedkin.sweep.selection import check_way
     from fedkin.sweep.statistics import METRICS
 
     written = [path for path in (markdown, latex, csv) if path is not None]
@@ -121,8 +132,11 @@ def compare(
         raise unknown("metric", metric, METRICS)
     if baseline is not None and baseline.split()[0] not in {c.method for c in configs}:
         raise unknown("baseline", baseline, {c.method for c in configs})
+    check_way(select, configs)
     how = spread(together, jobs, devices, budget, configs[0].device)
-    found = run_grid(configs, title_of(configs), fresh=fresh, sinks=sinks, baseline=baseline, metric=metric, **how)
+    found = run_grid(
+        configs, title_of(configs), fresh=fresh, sinks=sinks, baseline=baseline, metric=metric, select=select, **how
+    )
     skipped = sum(c.state == "skipped" for c in found.cells)
     if skipped:
         messages().print(

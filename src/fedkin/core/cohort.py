@@ -71,6 +71,7 @@ class Site:
     task: Task = field(default_factory=Classification)
     extra: tuple[Metric, ...] = ()  # metrics beside the task's main one
     hold: bool = False  # remember each client's last locally trained model
+    validate: bool = False  # models are evaluated on the validation samples, too
     poisoned: Callable[[int], NDArray[np.bool_]] | None = None  # who trains on the attacker's version in a round
     tape: Tape | None = field(init=False)
 

@@ -166,6 +166,11 @@ class Evaluation:
                 found[k].append((logits[place][there], y[place][there]))
         return [[(torch.cat([o for o, _ in mine]), torch.cat([y for _, y in mine]))] if mine else [] for mine in found]
 
+    @property
+    def validates(self) -> bool:
+        """Whether the run wants to know how models do on validation samples, too."""
+        return self._site.validate
+
     def _together(self) -> bool:
         """On a GPU rows share a pass where the network allows it: one after another would leave it idle."""
         return self.device.type == "cuda" and self._site.forward.together and len(self) > 1

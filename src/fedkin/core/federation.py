@@ -153,24 +153,36 @@ Messages = Callable[[keys.I64], Mapping[str, object]]
 """What these clients receive when they want their models."""
 
 
+VALIDATION = "validation_"
+"""What stands before the names of what a report says of validation samples."""
+
+
 @dataclass(frozen=True, eq=False)
 class Measured:
     """How clients' personal models did on their test samples, [K] each: right answers (of other tasks than classes: the
-    main metric times the samples), the samples that it is of, mean loss; and the other metrics, [K, M]."""
+    main metric times the samples), the samples that it is of, mean loss; and the other metrics, [K, M].
+
+    `validation`: the same on their validation samples, where the run has a use for that."""
 
     correct: np.ndarray[Any, Any]
     total: np.ndarray[Any, Any]
     loss: np.ndarray[Any, Any]
     extra: np.ndarray[Any, Any]
+    validation: Measured | None = None
 
     def shown(self, scale: float = 100.0) -> np.ndarray[Any, Any]:
         """The main metric of each client, by default in percent; NaN for a client that it is not known of."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(scale * self.correct / self.total)
 
+    def on_validation(self, scale: float = 100.0) -> np.ndarray[Any, Any]:
+        """`shown`, of validation samples."""
+        return np.full(len(self.total), np.nan) if self.validation is None else self.validation.shown(scale)
+
     def of(self, clients: np.ndarray[Any, Any]) -> Measured:
         """The same of some of the clients, by their places."""
-        return Measured(self.correct[clients], self.total[clients], self.loss[clients], self.extra[clients])
+        aside = None if self.validation is None else self.validation.of(clients)
+        return Measured(self.correct[clients], self.total[clients], self.loss[clients], self.extra[clients], aside)
 
     def spread(self, places: np.ndarray[Any, Any], clients: int) -> Measured:
         """The same among so many clients: nothing is known of those at other places."""
@@ -179,6 +191,7 @@ class Measured:
             np.zeros(clients),
             np.full(clients, np.nan),
             np.full((clients, self.extra.shape[1]), np.nan),
+            None if self.validation is None else self.validation.spread(places, clients),
         )
         for mine, known in ((made.correct, self.correct), (made.total, self.total), (made.loss, self.loss)):
             mine[places] = known

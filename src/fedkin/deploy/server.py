@@ -50,6 +50,7 @@ OF_THE_SITES = (
     "samples_per_client",
     "quantity_skew",
 )
+WHAT_SITES_TELL = "sites tell how their models do on test samples, not on validation samples"
 ONLY_SIMULATED = {"attack": "none", "drop": 0.0, "straggle": 0.0, "shift": None, "init": "seed"}
 
 
@@ -215,6 +216,8 @@ def _check(config: Config) -> None:
     refuse(
         config,
         {
+            **dict.fromkeys(("patience", "min_gain", "keep"), WHAT_SITES_TELL),
+            **({} if method_class.holdout else {"validation_share": WHAT_SITES_TELL}),
             **idle(config, method_class, options_of(method_class, config.options, config.method), None),
             **dict.fromkeys(OF_THE_SITES, "the sites bring their own data; leave it out"),
         },

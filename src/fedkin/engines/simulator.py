@@ -7,6 +7,7 @@ server half remembers: what works here works when the two are on different machi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from fedkin.compute import keys
 from fedkin.compute.backends import cores
 from fedkin.core.cohort import Cohort, Site
-from fedkin.core.federation import Measured, Messages
+from fedkin.core.federation import VALIDATION, Measured, Messages
 from fedkin.core.messages import Answer, Masked, for_some, opened, rows_for, tensor_of
 from fedkin.errors import FedKinError
 
@@ -64,8 +65,8 @@ class Simulator:
                     if name not in found:
                         found[name] = value.new_empty(len(ids), *value.shape[1:])
                     found[name][begin : begin + len(some)] = value
-        correct, count = (found[name].sum(1).cpu().numpy() for name in ("correct", "count"))
-        return Measured(correct, count, *(found[name].cpu().numpy() for name in ("loss", "extra"))), {}
+        validation = _measured(found, VALIDATION) if f"{VALIDATION}count" in found else None
+        return replace(_measured(found), validation=validation), {}
 
     def rows(self, ids: keys.I64, report: str, evaluated: str, messages: Messages, round: int) -> Tensor:
         rows = torch.empty(len(ids), self.site.layout.width)
@@ -98,6 +99,12 @@ class Simulator:
             return rows_for(reply, len(cohort))
         except FedKinError as error:
             raise FedKinError(f"{type(self.method).__name__}.{function} returned {error}") from None
+
+
+def _measured(found: Mapping[str, Tensor], before: str = "") -> Measured:
+    correct, count = (found[f"{before}{name}"].sum(1).cpu().numpy() for name in ("correct", "count"))
+    loss, extra = (found[f"{before}{name}"].cpu().numpy() for name in ("loss", "extra"))
+    return Measured(correct, count, loss, extra)
 
 
 def pieces(ids: keys.I64, step: int) -> Iterator[tuple[int, keys.I64]]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedkin.compute.layout import Layout
 from fedkin.core.cohort import Cohort
-from fedkin.core.federation import Clients, Federation, Reply
+from fedkin.core.federation import VALIDATION, Clients, Federation, Reply
 from fedkin.core.store import Keep
 from fedkin.errors import unknown
 from fedkin.options import option, validated
@@ -110,6 +110,12 @@ class Method:
         if cls.needs_classes and task.targets != "classes":
             return f"it {cls.needs_classes}, which takes one class for each sample"
         return None
+
+    @classmethod
+    def looks_at_validation(cls, options: Any) -> str:
+        """What the method itself does with validation samples ("its committee judges models on them"): a score on
+        them is not independent of it then; empty: nothing."""
+        return ""
 
     @classmethod
     def unused(cls, options: Any) -> Mapping[str, str]:
@@ -233,9 +239,9 @@ def options_of(method_class: type[Method], given: Mapping[str, Any], name: str) 
 
 
 def _scored(client: Cohort, rows: Tensor) -> Reply:
-    scores = client.evaluate(rows, extra=True)
-    told = {"correct": scores.correct, "count": scores.count, "loss": scores.loss, "extra": scores.extra}
-    return {**told, "rows": rows}
+    told = vars(client.evaluate(rows, extra=True))
+    aside = vars(client.evaluate(rows, "validation", extra=True)) if client.validates else {}
+    return {**told, **{f"{VALIDATION}{name}": value for name, value in aside.items()}, "rows": rows}
 
 
 __all__ = ["METHODS", "EvalPoint", "Keep", "Method", "Needs", "NoOptions", "option", "options_of"]

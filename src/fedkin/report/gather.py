@@ -25,6 +25,7 @@ MOST_SPLIT, MOST_COUNTS = 256 << 20, 32 << 20  # bytes of the file, and of the c
 CURVES = (
     *("round", "micro", "macro", "worst_decile", "std", "test_loss", "train_loss", "bytes_down", "bytes_up"),
     *("seconds", "participants", "failed", "removed", "training", "evaluating", "writing", "wall"),
+    *("validation_macro", "validation_micro", "validation_worst_decile", "validation_std", "validation_loss"),
 )
 """Columns of the table of rounds that are shown."""
 
@@ -115,18 +116,34 @@ class RunData:
         return {k: float(v[-1]) if len(v) else np.nan for k, v in self.rounds.items()}
 
     @cached_property
+    def shown(self) -> dict[str, float]:
+        """The row of those models that are the run's result: the newest, unless the best were kept."""
+        kept = (self.info.result or {}).get("kept")
+        if not isinstance(kept, dict):
+            return self.last
+        at = (self.rounds["round"] == number(kept.get("round"))) & (self.rounds["final"] == bool(kept.get("final")))
+        return {k: float(v[at][0]) for k, v in self.rounds.items()} if at.any() else self.last
+
+    @cached_property
     def best(self) -> dict[str, float]:
-        """The row with the highest micro accuracy, the earliest of equals."""
-        micro = self.rounds["micro"]
-        at = int(np.nanargmax(micro)) if np.isfinite(micro).any() else -1
+        """The row that is best by `best_by`, the earliest of equals."""
+        score = self.rounds["validation_macro" if self.best_by == "validation" else "micro"]
+        score = score if self.info.metric.higher else -score
+        at = int(np.nanargmax(score)) if np.isfinite(score).any() else -1
         return {k: float(v[at]) if len(v) else np.nan for k, v in self.rounds.items()}
+
+    @property
+    def best_by(self) -> str:
+        """On which samples the best round is chosen: validation samples (mean over clients) where there are any, else
+        test samples."""
+        return "validation" if np.isfinite(self.rounds["validation_macro"]).any() else "test"
 
     @cached_property
     def clients(self) -> dict[str, Floats]:
         """Accuracy and loss of every client's personal model when it was last evaluated; NaN without test samples."""
         if not self.evaluated:
             raise Missing("no round has been evaluated yet")
-        now = int(self.last["round"]), int(self.last["final"])
+        now = int(self.shown["round"]), int(self.shown["final"])
         out = {k: np.full(len(self.names), np.nan) for k in ("accuracy", "loss", "correct", "count")}
         rest = "WHERE round = ? AND final = ? ORDER BY client"
         for client, *row in self.select(f"client, {', '.join(out)}", "clients", rest, now):

@@ -40,6 +40,8 @@ class Curves:
 
     def __call__(self, run: RunData) -> Figure:
         series = [_curve(run, i, *column) for i, column in enumerate(self.columns)]
+        if not np.isfinite(run.rounds["validation_macro"]).any():
+            series = [s for s in series if not s.column.startswith("validation")]
         tuned = TUNED if any(s.last is not None for s in series) else ""
         about = self.about.format(who="benign clients" if run.malicious else "clients")
         return Figure(
@@ -62,14 +64,14 @@ ACCURACY_CURVES = Curves(
     "either side, and the mean of the worst tenth.",
     ACCURACY,
     "%",
-    (("macro", "macro", "std"), ("worst decile", "worst_decile", "")),
+    (("macro", "macro", "std"), ("worst decile", "worst_decile", ""), ("validation, macro", "validation_macro", "")),
     high=100.0,
 )
 LOSS_CURVES = Curves(
     "Mean test loss of the personal models of {who}, and training loss of those who trained.",
     LOSS,
     "",
-    (("test", "test_loss", ""), ("training", "train_loss", "")),
+    (("test", "test_loss", ""), ("training", "train_loss", ""), ("validation", "validation_loss", "")),
 )
 TRAFFIC = Curves("All that was sent since the start.", "sent", "B", ((DOWN, "bytes_down", ""), (UP, "bytes_up", "")))
 

@@ -30,6 +30,7 @@ MEASURES: dict[str, tuple[str, str, figures.Unit]] = {
     "micro": ("accuracy, micro", ACCURACY, "%"),
     "test_loss": ("test loss", LOSS, ""),
     "train_loss": ("training loss", LOSS, ""),
+    "validation_macro": ("validation accuracy, macro", ACCURACY, "%"),
 }
 """Columns of the table of rounds by which runs are compared: what they are called, on the axis, and their unit."""
 

@@ -18,11 +18,13 @@ from fedkin.config import POINTS
 from fedkin.errors import DataError
 from fedkin.methods import METHODS
 from fedkin.rounds.clock import PARTS
+from fedkin.sweep.selection import Choice
 from fedkin.sweep.statistics import METRICS, Group, Paired, compared, summary
 
 SIGNIFICANT = 0.05
 TITLES = {name: name.replace("-", " ") for name in METRICS}
 SHORT = ("macro", "micro", "worst-decile", "best-micro")
+ASIDE = "validation"
 FACTS = ("best round", "sent", "wall s", "rounds s")
 
 
@@ -58,8 +60,13 @@ def sheet(groups: Sequence[Group], metric: str = "macro", baseline: str | None =
     tests = compared(groups, baseline, metric) if baseline is not None else {}
     columns = list(dict.fromkeys(g.column for g in groups))
     rules = list(dict.fromkeys(g.config.rule for g in groups))
+    validated = any(o.validation is not None for g in groups for o in g.outcomes)
     wide = metric != "macro" or len(columns) > 1
-    middle = [c or TITLES[metric] for c in columns] if wide else [*(TITLES[m] for m in SHORT), *FACTS]
+    middle = (
+        [c or TITLES[metric] for c in columns]
+        if wide
+        else [*(TITLES[m] for m in SHORT), *_if(validated, ASIDE), *FACTS]
+    )
     lines: dict[tuple[str, str], dict[str, Entry]] = {}
     for i, group in enumerate(groups):
         first = {"method": Entry(group.row), "rule": Entry(group.config.rule)}
@@ -89,6 +96,7 @@ def _measures(group: Group, groups: Sequence[Group]) -> dict[str, Entry]:
     )
     facts = (Entry(_rounds(group)), Entry(megabytes(sent), number=True), _seconds(wall), _seconds(seconds))
     scores = {TITLES[m]: _score(group, m, groups if m != "best-micro" else ()) for m in SHORT}
+    scores[ASIDE] = _score(group, ASIDE, ())
     return {**scores, **dict(zip(FACTS, facts, strict=True))}
 
 
@@ -99,7 +107,7 @@ def _top(groups: Sequence[Group], metric: str) -> float:
 
 def _score(group: Group, metric: str, groups: Sequence[Group]) -> Entry:
     """The best of those under the same conditions stands out."""
-    stats = group.metric(metric)
+    stats = group.metric(metric) if metric in METRICS else group.validation()
     best = stats["mean"] == _top([g for g in groups if g.column == group.column], metric)
     spread = "" if math.isnan(stats["std"]) else f"{stats['std']:.2f}"
     return Entry("-" if math.isnan(stats["mean"]) else f"{stats['mean']:.2f}", spread, best, number=True)
@@ -158,7 +166,15 @@ def megabytes(count: float) -> str:
 
 def _title(groups: Sequence[Group]) -> str:
     every = all(_benign(g) for g in groups)
-    return f"Accuracy of the personal models{' of benign clients' if every else ''}, {_when(groups)}, percent"
+    return (
+        f"Accuracy of the personal models{' of benign clients' if every else ''}, {_when(groups)}, "
+        f"percent{_selected(groups)}"
+    )
+
+
+def _selected(groups: Sequence[Group]) -> str:
+    on = {str(g.choice["on"]) for g in groups if g.choice is not None}
+    return "".join(f", settings chosen on {samples} data" for samples in sorted(on))
 
 
 def _points(groups: Sequence[Group]) -> list[str]:
@@ -202,8 +218,13 @@ def _notes(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paire
             "micro": "the share of right answers (micro)",
             "worst_decile": "the mean of the worst tenth of the clients",
         }[key]
-        at = "after the last round" if when == "last" else "at the round with the best micro accuracy"
+        at = "after the last round" if when == "last" else "at the best round"
         notes = [f"{over}; in the cells {what} {at}"]
+    if metric is None or METRICS[metric][0] == "best":
+        notes += _chosen(groups)
+    notes += [
+        f"{g.row}{f' ({g.column})' if g.column else ''}: {Choice(**g.choice).words()}" for g in groups if g.choice
+    ]
     notes += [*_threat(groups), *_elsewhere(groups), *_broken(groups)]
     if len(rules) == 1 and rules[0] != "mean":
         notes.append(f"rule: {rules[0]}")
@@ -212,6 +233,16 @@ def _notes(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paire
     if any(t.p_holm < SIGNIFICANT for t in tests.values()):
         notes.append(f"* differs from {next(iter(tests.values())).baseline}, p < {SIGNIFICANT:g} (Wilcoxon, Holm)")
     return notes
+
+
+def _chosen(groups: Sequence[Group]) -> list[str]:
+    """By what the best round is the best."""
+    found = {o.best_by for g in groups for o in g.outcomes}
+    how = {
+        "validation": "the best round is that with the best validation score (mean over clients)",
+        "test": "the best round was chosen on test data, by micro accuracy (--validation-share chooses without them)",
+    }
+    return [words + (" where there is one" if len(found) > 1 else "") for by, words in how.items() if by in found]
 
 
 def _elsewhere(groups: Sequence[Group]) -> list[str]:
@@ -367,7 +398,7 @@ def comma_separated(groups: Sequence[Group], baseline: str | None = None, metric
     """One line per group with every number in full."""
     rows = summary(groups, baseline, metric)
     settings = list(dict.fromkeys(k for r in rows for k in r["settings"] if k != "attack"))
-    measures = [m.replace("-", "_") for m in METRICS] + ["std", "megabytes", "seconds", "wall"]
+    measures = [m.replace("-", "_") for m in METRICS] + ["validation", "std", "megabytes", "seconds", "wall"]
     tests = ["baseline", "metric", "over", "n", "p", "p_holm", "difference", "why"] if baseline is not None else []
     lines = [
         {
@@ -383,6 +414,8 @@ def comma_separated(groups: Sequence[Group], baseline: str | None = None, metric
             **{f"{m}_{part}": _exact(r[m][part]) for m in measures for part in ("mean", "std")},
             **{f"{part}_mean": _exact(r["times"][part]["mean"]) for part in PARTS},
             "best_rounds": _joined(r["best_rounds"]),
+            "best_by": " ".join(r["best_by"]),
+            **{f"select_{k}": _exact(v) for k, v in (r["select"] or {}).items() if k != "passed_over"},
             "diverged_seeds": " ".join(r["diverged"]),
             "diverged": " | ".join(dict.fromkeys(r["diverged"].values())),
             **{f"paired_{t}": _exact((r["paired"] or {}).get(t, "")) for t in tests},

@@ -28,7 +28,7 @@ from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import Given, Samples
 from fedkin.options import named_spec
 from fedkin.robust import Adversary, Attack, DataAttack, ServerSide, Watched, make_attack
-from fedkin.rounds import footprint
+from fedkin.rounds import footprint, validation
 from fedkin.rounds.choices import (
     average_of,
     example_of,
@@ -79,7 +79,8 @@ def prepare(
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
     training_of(config, precision)  # refused before the data are read
-    if config.validation_share is None:
+    wanted = config.validation_share
+    if wanted is None:
         config = replace(config, validation_share=method_class.holdout)
     loaded = data if isinstance(data, tuple) else load_data(config, brought=data, targets=targets_of(config, task))
     dataset, split = loaded
@@ -91,6 +92,8 @@ def prepare(
     example = example_of(dataset)
     layout = Layout.of(network, config.head, config.buffers, example=example)
     refuse(config, of_split(config, split))
+    validates = any(map(len, split.validation)) and bool(wanted if split.partition else True)
+    validation.check(config, validates)
     refuse(config, of_network(config, layout, network, model is not None, method_class.unused(options), example))
     adversary = None if attack is None else Adversary.of(config, attack, split.clients)
     shared = sources if sources is not None and not isinstance(attack, DataAttack) else {}
@@ -109,6 +112,7 @@ def prepare(
         task=task,
         chooser=chooser,
     )
+    site.validate = validates
     if adversary is not None:
         adversary.poison_site(site, dataset.x, dataset.y)
         tamper = tamper or adversary.tamper
@@ -121,6 +125,8 @@ def prepare(
     needed = footprint.expected(config, site, job.method, engine.at_once, footprint.activations_of(network, example))
     if not (config.force or admitted):
         footprint.check_memory(needed, device)
+    if site.validate and (own := method_class.looks_at_validation(options)):
+        remarks.append(f"the validation samples are no strangers to {config.method}: {own}; those for tests are")
     job.prepared = replace(job.prepared, remarks=(*remarks, *remarks_on(dataset, split)), needed=needed)
     job.split, job.clock = split, clock
     clock.add("preparing", clock.wall)

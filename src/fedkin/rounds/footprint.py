@@ -64,8 +64,9 @@ def expected(config: Config, site: Site, method: Method, at_once: int, activatio
     server = round(needs.server * row)
     result = min(clients * row, MODELS_AT_ONCE)
     on_host = 0 if on_gpu else result
-    work = store + server + max(training + round(needs.working * row), evaluating + on_host)
-    saved = store + server + (row if config.checkpoint_every else 0)
+    kept_best = store + server if config.keep == "best" else 0
+    work = store + server + kept_best + max(training + round(needs.working * row), evaluating + on_host)
+    saved = store + server + kept_best + (row if config.checkpoint_every else 0)
     folder = 8 * sum(len(p) for parts in site.parts.values() for p in parts) // 2
     folder += config.rounds * cohort * ROUND_ROW + -(-config.rounds // config.eval_every) * clients * CLIENT_ROW
     if config.checkpoint_every:

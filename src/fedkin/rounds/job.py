@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +26,14 @@ from fedkin.methods import Method, options_of
 from fedkin.methods.base import EVALUATED, REPORTS
 from fedkin.models import Samples
 from fedkin.robust import Adversary
+from fedkin.rounds import validation
 from fedkin.rounds.choices import point_of
 from fedkin.rounds.clock import Clock
 from fedkin.rounds.divergence import BrokenLosses, Refusal
 from fedkin.rounds.memory import restoring, state_of
-from fedkin.rounds.records import Accuracy, Prepared, RoundRecord
+from fedkin.rounds.records import Accuracy, Prepared, RoundRecord, best_on_validation
 from fedkin.rounds.result import Result, result_of
+from fedkin.rounds.validation import Snapshot
 
 
 @dataclass
@@ -55,6 +58,7 @@ class Job:
     adversary: Adversary | None = None
     split: Split | None = None
     measured: Measured | None = None  # what the newest record was made of
+    kept: Snapshot | None = None  # of the best round so far, where its models are the result
     finished: bool = False
     remarks: list[str] = field(default_factory=list)  # learned on the way; `Prepared` has those known before
 
@@ -67,6 +71,21 @@ class Job:
     def malicious(self) -> list[int]:
         fixed = self.adversary is not None and not self.adversary.redraw
         return np.flatnonzero(self.adversary.malicious()).tolist() if fixed and self.adversary else []
+
+    @property
+    def stopped(self) -> int | None:
+        """After which round training stopped early, since validation scores got no better; None: it has not."""
+        return validation.stopped(self.history, self.config)
+
+    @property
+    def no_rounds_left(self) -> bool:
+        """All rounds are done that there will be: what is left is `finish`."""
+        return self.fed.round >= self.config.rounds or self.stopped is not None
+
+    @property
+    def last_round(self) -> int:
+        """After which round training ends, as far as is known."""
+        return self.stopped or self.config.rounds
 
     def advance(self) -> RoundRecord | None:
         """One round; its record if this round is evaluated."""
@@ -84,6 +103,8 @@ class Job:
     def finish(self) -> RoundRecord | None:
         """The method's last word; a record if it had one."""
         exchanges, failures = len(self.fed.exchanges), len(self.fed.failures)
+        if self.adversary is not None:
+            self.adversary.rounds = self.fed.round
         with self._timed():
             self.method.finish(self.fed)
         self.finished = True
@@ -124,14 +145,12 @@ class Job:
                 self.broken.append(BrokenLosses(self.fed.round, name, len(who), of, self.site.names[int(who[0])]))
 
     def _record(self, participants: int, failed: int, final: bool = False) -> RoundRecord:
-        accuracy, test_loss, metrics = self._measure()
-        ids, exchanges = self.counted.ids, self.fed.exchanges
+        told, ids, exchanges = self._measure(), self.counted.ids, self.fed.exchanges
         losses = self.engine.losses.numpy()[ids]
         self._check_for_broken_losses(losses)
         record = RoundRecord(
+            **told,
             round=self.fed.round,
-            accuracy=accuracy,
-            test_loss=test_loss,
             train_loss=float(np.nanmean(losses)) if not np.isnan(losses).all() else float("nan"),
             bytes_down=sum(e.bytes_down for e in exchanges),
             bytes_up=sum(e.bytes_up for e in exchanges),
@@ -141,15 +160,35 @@ class Job:
             removed=len(self.fed.removed),
             final=final,
             client_steps=self.engine.client_steps,
-            **{part: self.clock.parts[part] for part in ("training", "evaluating", "writing")},
+            training=self.clock.parts["training"],
+            evaluating=self.clock.parts["evaluating"],
+            writing=self.clock.parts["writing"],
             wall=self.clock.wall,
             judged=0 if self.measured is None else int((self.measured.total[ids] > 0).sum()),
             judgeable=self._judgeable(),
             lr=self.site.training.rate(self.fed.round - 1),
-            metrics=metrics,
         )
         self.history.append(record)
+        if self.config.keep == "best" and best_on_validation(self.history) is record:
+            self.kept = None  # before there is another one
+            self.kept = validation.Snapshot.of(self, record)
         return record
+
+    def as_kept(self) -> Job:
+        """This job as it was when the models were made that are its result, to look at them: the job itself, but with
+        keep=best that of the best round on validation samples, where these could be scored."""
+        if self.kept is None or self.kept.record(self.history) is self.history[-1]:
+            return self
+        then, method, fed = self.kept, type(self.method)(self.method.options), copy.copy(self.fed)
+        vars(method).update(then.method)
+        fed.round = then.round
+        fed.removed = {c: at for c, at in fed.removed.items() if at < then.round}
+        fed.why_removed = {c: why for c, why in fed.why_removed.items() if c in fed.removed}
+        store = copy.copy(self.site.store)
+        store.restore(then.clients)
+        site = replace(self.site, store=store)
+        engine = Simulator(site, type(method)(method.options), self.config.chunk)
+        return replace(self, method=method, fed=fed, site=site, engine=engine, kept=None)
 
     def _judgeable(self) -> int:
         """How many clients an accuracy should be of."""
@@ -209,23 +248,32 @@ class Job:
                 if name not in vars(made):  # what a method has from the start follows from its options
                     setattr(made, name, value)
         self.method, self.finished = made, training.finished
-        accuracy, test_loss, metrics = self._measure()
-        self.history.append(replace(record, accuracy=accuracy, test_loss=test_loss, metrics=metrics))
+        self.history.append(replace(record, **self._measure()))
         return self.history[-1]
 
-    def _measure(self) -> tuple[Accuracy, float, dict[str, float]]:
-        """The accuracy of those whose accuracy counts, their mean loss (infinite if somebody's is not a number, NaN
-        where nobody has test samples), and the other metrics, each over the clients of which it can be computed."""
+    def _measure(self) -> dict[str, Any]:
+        """What a record says of the models, on test and on validation samples."""
         with self.clock.counting("evaluating"):
             self.measured = self.evaluate()
-        correct, count, loss = self.measured.correct, self.measured.total, self.measured.loss
-        ids, extra = self.counted.ids, self.measured.extra
-        with_test = ids[count[ids] > 0]
-        each = np.where(np.isnan(loss[with_test]), np.inf, loss[with_test])
-        mean = float(each.mean()) if len(with_test) else math.nan
-        known = {m.name: found[~np.isnan(found)] for m, found in zip(self.prepared.extra, extra[ids].T, strict=False)}
+        accuracy, loss, metrics = self._averaged(self.measured)
+        found: dict[str, Any] = {"accuracy": accuracy, "test_loss": loss, "metrics": metrics}
+        if (aside := self.measured.validation) is not None:
+            accuracy, loss, metrics = self._averaged(aside)
+            found |= {"validation": accuracy, "validation_loss": loss, "validation_metrics": metrics}
+            found["validated"] = int((aside.total[self.counted.ids] > 0).sum())
+        return found
+
+    def _averaged(self, measured: Measured) -> tuple[Accuracy, float, dict[str, float]]:
+        """The accuracy of those whose accuracy counts, their mean loss (infinite if somebody's is not a number, NaN
+        where nobody has samples), and the other metrics, each over the clients of which it can be computed."""
+        count, ids = measured.total, self.counted.ids
+        has = ids[count[ids] > 0]
+        each = np.where(np.isnan(measured.loss[has]), np.inf, measured.loss[has])
+        mean = float(each.mean()) if len(has) else math.nan
+        columns = zip(self.prepared.extra, measured.extra[ids].T, strict=False)
+        known = {m.name: found[~np.isnan(found)] for m, found in columns}
         others = {name: float(found.mean()) if len(found) else math.nan for name, found in known.items()}
-        return Accuracy.of(correct[ids], count[ids], self.prepared.metric), mean, others
+        return Accuracy.of(measured.correct[ids], count[ids], self.prepared.metric), mean, others
 
     # ------------------------------------------------------------ what comes of it
 

@@ -30,7 +30,7 @@ def drive(job: Job, on_event: Listener | None = None, after_round: AfterRound | 
     notify(replace(job.prepared, done=job.fed.round))
     try:
         while not job.finished:
-            record = job.advance() if job.fed.round < job.config.rounds else job.finish()
+            record = job.advance() if not job.no_rounds_left else job.finish()
             if after_round is not None:
                 with job.clock.counting("writing"):
                     after_round(job, record)

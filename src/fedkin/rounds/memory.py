@@ -15,6 +15,7 @@ import torch
 from fedkin.errors import DataError
 from fedkin.rounds.divergence import BrokenLosses, Refusal
 from fedkin.rounds.records import RoundRecord
+from fedkin.rounds.validation import Snapshot
 
 if TYPE_CHECKING:
     from fedkin.rounds.job import Job
@@ -36,6 +37,7 @@ def state_of(job: Job) -> dict[str, Any]:
         "ways": {**job.site.chooser.state(), "client_steps": job.engine.client_steps},
         "history": [asdict(r) for r in job.history],
         "remarks": list(job.remarks),
+        "kept": None if job.kept is None else job.kept.state(),
         "federation": job.fed.state(),
         "generators": generators(),
     }
@@ -49,7 +51,7 @@ def restoring(job: Job, state: Mapping[str, Any]) -> Callable[[], None]:
         raise
     except KeyError as error:
         raise DataError(f"it has no {error}") from None
-    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError, StopIteration) as error:
         raise DataError(f"{type(error).__name__}: {error}") from None
 
 
@@ -70,13 +72,18 @@ def _restoring(job: Job, state: Mapping[str, Any]) -> Callable[[], None]:
             f"{round} rounds were done by a version that timed nothing else: the wall clock leaves out what went into "
             "their preparing, evaluating and writing"
         )
-    found = {
+    found: dict[str, Any] = {
         "history": [RoundRecord.of(r) for r in state["history"]],
         "remarks": remarks,
         "finished": bool(state["finished"]),
         "refusals": [Refusal(**r) for r in state.get("refusals", [])],
         "broken": [BrokenLosses(**b) for b in state.get("broken", [])],
     }
+    if (kept := state.get("kept")) is not None:
+        found["kept"] = Snapshot(int(kept["round"]), bool(kept["final"]), dict(kept["method"]), dict(kept["clients"]))
+        _check_memory(job, kept["method"])
+        job.site.store.restoring(kept["clients"])
+        found["kept"].record(found["history"])
     draws = setting_generators(state["generators"])
 
     def put() -> None:

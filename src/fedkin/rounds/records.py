@@ -75,6 +75,18 @@ class RoundRecord:
     judgeable: int = 0  # and that it should be of: where clients are elsewhere, some may not have answered
     lr: float = math.nan  # the learning rate of this round, without clients' own factors; NaN: it was not written down
     metrics: Mapping[str, float] = field(default_factory=dict)  # the others, each the mean over clients that have it
+    validation: Accuracy | None = None  # the main metric on validation samples, where some were asked for
+    validation_loss: float = math.nan
+    validation_metrics: Mapping[str, float] = field(default_factory=dict)
+    validated: int = 0  # clients that the validation score is of: those of which it can be computed
+
+    @property
+    def choice(self) -> float:
+        """What a choice between models goes by, more is better: the validation score, the mean over clients. NaN where
+        there is none."""
+        if self.validation is None:
+            return math.nan
+        return self.validation.macro if self.validation.higher else -self.validation.macro
 
     @property
     def covers_all(self) -> bool:
@@ -83,7 +95,9 @@ class RoundRecord:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RoundRecord:
         """From what `asdict` made of one."""
-        return cls(**{**values, "accuracy": Accuracy(**values["accuracy"])})
+        aside = values.get("validation")
+        validation = None if aside is None else Accuracy(**aside)
+        return cls(**{**values, "accuracy": Accuracy(**values["accuracy"]), "validation": validation})
 
 
 @dataclass(frozen=True)
@@ -96,6 +110,7 @@ class ClientRecord:
     test_samples: int
     correct: int  # 0 where the metric is none that counts right answers
     metrics: Mapping[str, float] = field(default_factory=dict)  # those beside the main one; NaN: cannot be computed
+    validation: float = math.nan  # the main metric on validation samples; NaN: there are none, or nobody asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +153,16 @@ def comparable(history: Sequence[RoundRecord]) -> list[RoundRecord]:
 
 
 def best_of(history: Sequence[RoundRecord]) -> RoundRecord:
-    """The record whose metric by samples is best; of equal ones the first."""
+    """The record that is best on validation samples (mean over clients), where there are any; else, chosen on test
+    data, the one whose metric by samples is best. Of equal ones the first."""
+    chosen = best_on_validation(history)
+    if chosen is not None:
+        return chosen
     sign = 1 if history[-1].accuracy.higher else -1
     return max(comparable(history), key=lambda r: (sign * r.accuracy.micro, -r.round))
+
+
+def best_on_validation(history: Sequence[RoundRecord]) -> RoundRecord | None:
+    """The first of the records with the best validation score; None where it could never be computed."""
+    known = [r for r in history if not math.isnan(r.choice)]
+    return max(known, key=lambda r: r.choice) if known else None

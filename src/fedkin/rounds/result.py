@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from fedkin.models import Ready, Samples
 from fedkin.robust import Adversary, Backdoor, Detection, detection, verdicts_of
 from fedkin.rounds import footprint, inference
 from fedkin.rounds.divergence import GUESSING, at_chance, divergence, loss_out_of_hand
-from fedkin.rounds.records import Accuracy, ClientRecord, Prepared, RoundRecord, best_of
+from fedkin.rounds.records import Accuracy, ClientRecord, Prepared, RoundRecord, best_of, best_on_validation
 from fedkin.rounds.trained import Trained
 from fedkin.tasks import Task
 
@@ -55,9 +55,12 @@ AS_IT_IS = (*OF_THE_RUN, "bytes", "seconds", "wall", "times", "diverged", "backd
 class Result:
     """What came of a run; `fk.run` returns one.
 
-    The numbers: `accuracy` (percent, of the personal models after the last round), `best` (the round whose accuracy was
-    highest), `history` (a record for each round that was evaluated), `per_client`, `backdoor` (success of the attack,
-    percent), and `diverged`: why the numbers are not to be believed, or None. `remarks` are sentences to read first.
+    The numbers: `accuracy` (percent, of the personal models after the last round), `kept` (the record that it is from:
+    with keep=best that of the best round on validation samples), `best` (the round that was best, on validation samples
+    where there are any; `best_by` says which), `validation` (as `accuracy`, on those), `history` (a record for each
+    round that was evaluated), `per_client`, `stopped` (the round after which training stopped early, or None),
+    `backdoor` (success of the attack, percent), and `diverged`: why the numbers are not to be believed, or None.
+    `remarks` are sentences to read first.
 
     What was run: `method`, its `options`, `seed`, `config` (all settings) and `prepared` (split, device, precision);
     `run` is the run's folder, if it has one. `ways` says how rows were trained.
@@ -71,7 +74,8 @@ class Result:
     seed: int
     config: Config
     accuracy: Accuracy  # personal models after the last round
-    best: RoundRecord
+    best: RoundRecord  # see `best_by`
+    kept: RoundRecord  # what the personal models are of: the last round, or with keep=best the best on validation
     history: list[RoundRecord]
     per_client: list[ClientRecord]
     exchanges: list[Exchange]
@@ -93,6 +97,7 @@ class Result:
     times: dict[str, float] = field(default_factory=dict)  # its parts: see `clock.PARTS`
     diverged: str | None = None  # why the numbers are not to be believed
     memory: Mapping[str, int | None] = field(default_factory=dict)  # bytes: reckoned before, and at the most
+    stopped: int | None = None  # after which round training stopped early
     _adversary: Adversary | None = field(default=None, repr=False)
     _task: Task | None = field(default=None, repr=False)
     _trained: Trained | None = field(default=None, repr=False)
@@ -101,6 +106,16 @@ class Result:
     def score(self) -> Accuracy:
         """The task's main metric over clients: `accuracy`, by a name that fits any task."""
         return self.accuracy
+
+    @property
+    def validation(self) -> Accuracy | None:
+        """The same on the clients' validation samples; None where none were asked for."""
+        return self.kept.validation
+
+    @property
+    def best_by(self) -> str:
+        """On which samples `best` was chosen: "validation" where there are any, else "test"."""
+        return "test" if best_on_validation(self.history) is None else "validation"
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -159,7 +174,13 @@ class Result:
         return {
             **{name: getattr(self, name) for name in AS_IT_IS},
             "accuracy": asdict(self.accuracy),
-            "best": {"round": best.round, **asdict(best.accuracy)},
+            "kept": {"round": self.kept.round, "final": self.kept.final, "by": self.config.keep},
+            "stopped": self.stopped,
+            "validation": None if self.validation is None else asdict(self.validation),
+            "best": {
+                **{"round": best.round, "final": best.final, "by": self.best_by, **asdict(best.accuracy)},
+                "validation": None if best.validation is None else asdict(best.validation),
+            },
             "per_client": [asdict(c) for c in self.per_client],
             "history": [asdict(r) for r in self.history],
             "removed": {str(c): r for c, r in self.removed.items()},
@@ -181,21 +202,26 @@ class Result:
 def result_of(job: Job) -> Result:
     """What has come of a run so far."""
     with job.clock.counting("evaluating"):
-        measured = job.evaluate()
-        rows, backdoor = _models(job), backdoor_success(job)
+        shown = job.as_kept()
+        record = job.history[-1] if job.kept is None else job.kept.record(job.history)
+        measured = shown.evaluate()
+        rows, backdoor = _models(shown), backdoor_success(shown)
     metric, names = job.prepared.metric, [m.name for m in job.prepared.extra]
     columns = (measured.shown(metric.scale), measured.correct, measured.total, measured.loss)
     scores = zip(*(c.tolist() for c in columns), strict=True)
     others = [dict(zip(names, row, strict=False)) for row in measured.extra.tolist()]
+    aside = measured.on_validation(metric.scale).tolist()
     by_class = job.prepared.counts_right
-    diverged, remarks = _remarks(job)
+    diverged, remarks = _remarks(job, measured)
+    remarks += _of_choices(job)
     return Result(
         method=job.config.method,
         options=job.options,
         seed=job.config.seed,
         config=job.config,
-        accuracy=job.history[-1].accuracy,
+        accuracy=record.accuracy,
         best=best_of(job.history),
+        kept=record,
         history=job.history,
         per_client=[
             ClientRecord(
@@ -207,6 +233,7 @@ def result_of(job: Job) -> Result:
                 int(of) if by_class else size[1],
                 int(right) if by_class else 0,
                 others[c],
+                aside[c],
             )
             for c, (name, size, (accuracy, right, of, loss)) in enumerate(
                 zip(job.site.names, job.sizes, scores, strict=True)
@@ -225,6 +252,7 @@ def result_of(job: Job) -> Result:
         diverged=diverged,
         wall=job.clock.wall,
         times=dict(job.clock.parts),
+        stopped=job.stopped,
         memory=footprint.memory_facts(job.prepared.needed, job.site.source.device),
         _layout=job.site.layout,
         _rows=rows,
@@ -232,7 +260,7 @@ def result_of(job: Job) -> Result:
         _samples=job.samples,
         _adversary=job.adversary,
         _task=job.site.task,
-        _trained=Trained.of(job),
+        _trained=Trained.of(shown),
     )
 
 
@@ -253,7 +281,22 @@ def _models(job: Job) -> torch.Tensor | Rows:
     return Rows(clients, make)
 
 
-def _remarks(job: Job) -> tuple[str | None, list[str]]:
+def _of_choices(job: Job) -> list[str]:
+    """What choices on validation samples came to."""
+    config, without = job.config, all(math.isnan(r.choice) for r in job.history)
+    if without and (config.patience is not None or config.keep == "best"):
+        what = f"the validation {job.prepared.metric.name} could never be computed: nothing was chosen by it"
+        return [f"{what}, and the models are those of the last round"]
+    if job.stopped is None:
+        return []
+    gain = f" by more than {config.min_gain:g}" if config.min_gain else ""
+    return [
+        f"stopped early after round {job.stopped} of {config.rounds}: in {config.patience} evaluations the validation "
+        f"score got no better{gain}"
+    ]
+
+
+def _remarks(job: Job, measured: Measured) -> tuple[str | None, list[str]]:
     """Why the numbers are not to be believed, if so; sentences to read before believing them."""
     tests = np.concatenate([np.zeros(0, np.int64), *(job.site.parts["test"][c] for c in job.counted)])
     tests %= max(job.site.source.count, 1)  # an attacker's version of a sample is that sample
@@ -280,23 +323,31 @@ def _remarks(job: Job) -> tuple[str | None, list[str]]:
         remarks.append(f"accuracy is no more than {GUESSING} ({chance:.2f} %): no sign of learning yet")
     elif not attacked and (absurd := loss_out_of_hand(last, classes, first_loss)) is not None:
         remarks.append(absurd)
-    remarks += _not_computed(job)
+    remarks += _not_computed(job, measured)
     return diverged, remarks
 
 
-def _not_computed(job: Job) -> list[str]:
+def _not_computed(job: Job, measured: Measured) -> list[str]:
     """Of which clients a metric cannot be computed, and why: they are left out of its mean."""
-    if job.measured is None:
-        return []
-    prepared, found = job.prepared, job.measured
     tested = [c for c in job.counted if job.sizes[c][1] > 0 and c not in job.fed.why_removed]
-    missing = {prepared.metric: [c for c in tested if not found.total[c] > 0]}
-    missing |= {m: [c for c in tested if math.isnan(found.extra[c, i])] for i, m in enumerate(prepared.extra)}
+    found = _lacking(job, measured, tested, "test")
+    if measured.validation is None:
+        return found
+    aside = [c for c in job.counted if len(job.site.parts["validation"][c]) and c not in job.fed.why_removed]
+    return found + _lacking(job, measured.validation, aside, "validation")
+
+
+def _lacking(job: Job, found: Measured, clients: Sequence[int], part: str) -> list[str]:
+    prepared = job.prepared
+    missing = {prepared.metric: [c for c in clients if not found.total[c] > 0]}
+    missing |= {m: [c for c in clients if math.isnan(found.extra[c, i])] for i, m in enumerate(prepared.extra)}
+    where = "" if part == "test" else " on validation"
     return [
-        f"{m.name} cannot be computed for {len(clients)} of {len(tested)} clients ({job.site.names[clients[0]]}"
-        f"{', ...' if len(clients) > 1 else ''}), who are left out of it: it needs test {m.needs}"
-        for m, clients in missing.items()
-        if clients and not (m is prepared.metric and prepared.counts_right)
+        f"{m.name} cannot be computed{where} for {len(without)} of {len(clients)} clients "
+        f"({job.site.names[without[0]]}{', ...' if len(without) > 1 else ''}), who are left out of it: it needs {part} "
+        f"{m.needs}"
+        for m, without in missing.items()
+        if without and not (m is prepared.metric and prepared.counts_right)
     ]
 
 

@@ -57,6 +57,8 @@ def idle(config: Config, method_class: type[Method], options: Any, attack: Attac
             found["knowledge"] = f"attack {config.attack} does not look at anybody's update"
     if Factors.of(make_schedule(*named_spec(config.lr_schedule)), config.lr, config.rounds) is None:
         found["lr_schedule"] = f"in {config.rounds} rounds the rate stays the same"
+    if config.patience is None:
+        found["min_gain"] = "nothing stops early; say with patience when to, for example patience=5"
     if config.shift is None:
         found["severity"] = "no corruption is asked for; name one, for example shift=fog"
     if not _needs_files(config.data):

@@ -23,14 +23,16 @@ TABLES: dict[str, dict[str, str]] = {
     "rounds": _columns(
         "round:i final:i micro:r macro:r worst_decile:r std:r test_loss:r train_loss:r bytes_down:i bytes_up:i "
         "seconds:r participants:i failed:i removed:i client_steps:i training:r evaluating:r writing:r wall:r judged:i "
-        "judgeable:i lr:r metrics:t"
+        "judgeable:i lr:r metrics:t validation_micro:r validation_macro:r validation_worst_decile:r validation_std:r "
+        "validation_loss:r validation_metrics:t validated:i"
     ),
-    "clients": _columns("round:i final:i client:i name:t correct:i count:i accuracy:r loss:r metrics:t"),
+    "clients": _columns("round:i final:i client:i name:t correct:i count:i accuracy:r loss:r metrics:t validation:r"),
     "exchanges": _columns("id:i round:i phase:t asked:i answered:i bytes_down:i bytes_up:i seconds:r"),
     "traffic": _columns("round:i phase:t exchange:i client:i bytes_down:i bytes_up:i seconds:r"),
     "events": _columns("round:i phase:t client:i kind:t reason:t"),
     "notes": _columns("round:i name:t value:t"),
 }
+ACCURACIES = ("micro", "macro", "worst_decile", "std")
 FIRST = {"rounds": 15, "clients": 8}
 """How many columns a table had in the first version: later ones come after these, and may be missing in an old file."""
 KEYS = {"rounds": "round, final", "clients": "round, final, client", "exchanges": "id"}

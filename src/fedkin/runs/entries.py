@@ -14,7 +14,7 @@ import torch
 from fedkin.core.federation import Exchange, Failure, Note, Traffic
 from fedkin.core.notes import HAS_FAILED, WAS_REMOVED, kind_of
 from fedkin.rounds import Job, RoundRecord
-from fedkin.runs.database import TABLES
+from fedkin.runs.database import ACCURACIES, TABLES
 
 Row = tuple[Any, ...]
 
@@ -25,6 +25,10 @@ def of_columns(table: str, values: Mapping[str, Any]) -> Row:
 
 def round_row(record: RoundRecord) -> Row:
     plainly = {"final": int(record.final), "metrics": _metrics(record.metrics)}
+    aside = {name: None if record.validation is None else getattr(record.validation, name) for name in ACCURACIES}
+    plainly |= {f"validation_{name}": value for name, value in aside.items()}
+    plainly["validation_metrics"] = _metrics(record.validation_metrics)
+    plainly["validated"] = None if record.validation is None else record.validated
     return of_columns("rounds", {**vars(record), **asdict(record.accuracy), **plainly})
 
 
@@ -39,11 +43,13 @@ def client_rows(job: Job, record: RoundRecord) -> Iterator[Row]:
         return
     found, metric, names = job.measured, job.prepared.metric, [m.name for m in job.prepared.extra]
     arrays = (found.correct, found.total, found.loss, found.shown(metric.scale), found.extra)
+    aside = found.on_validation(metric.scale)
     columns = zip(job.site.names, *(column.tolist() for column in arrays), strict=True)
     for client, (name, right, of, loss, value, extra) in enumerate(columns):
         hits = int(right) if job.prepared.counts_right else 0  # other metrics than accuracy count no right answers
         others = _metrics(dict(zip(names, extra, strict=True)))
-        yield record.round, int(record.final), client, name, hits, int(of), value, loss if of else math.nan, others
+        loss = loss if of else math.nan
+        yield record.round, int(record.final), client, name, hits, int(of), value, loss, others, float(aside[client])
 
 
 def exchange_row(number: int, exchange: Exchange, last: int) -> Row:
@@ -66,7 +72,7 @@ def verdict_rows(note: Note, last: int) -> list[Row]:
 
 def removal_row(job: Job, client: int, round: int) -> Row:
     why = job.fed.why_removed.get(client, f"by {job.config.method}")
-    return min(round + 1, job.config.rounds), "", client, WAS_REMOVED.kind, why
+    return min(round + 1, job.last_round), "", client, WAS_REMOVED.kind, why
 
 
 def failure_row(failure: Failure, last: int) -> Row:
@@ -75,7 +81,7 @@ def failure_row(failure: Failure, last: int) -> Row:
 
 def tables_of(job: Job) -> dict[str, list[Row]]:
     """The tables as far as the job itself remembers them: not how each client did in past rounds, nor its traffic."""
-    fed, last = job.fed, job.config.rounds
+    fed, last = job.fed, job.last_round
     events: list[Row] = [failure_row(f, last) for f in fed.failures]
     events += [row for note in fed.notes for row in verdict_rows(note, last)]
     events += [removal_row(job, client, round) for client, round in fed.removed.items()]

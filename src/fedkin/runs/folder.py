@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -17,8 +16,10 @@ from fedkin.config import Config, effective, make_config
 from fedkin.errors import DataError, UsageError, unknown
 from fedkin.rounds.clock import PARTS as PARTS_OF_TIME
 from fedkin.runs.arrays import read_arrays
+from fedkin.runs.database import ACCURACIES as ACCURACIES
 from fedkin.runs.database import TABLES, read_table
-from fedkin.runs.reading import read_bytes
+from fedkin.runs.reading import evaluated, metrics_of, parsed, read_bytes
+from fedkin.runs.reading import number as number
 
 FORMAT = 1
 STATUSES = ("running", "finished", "interrupted", "failed")
@@ -35,7 +36,6 @@ RUN, METRICS, SPLIT, LOG, CHECKPOINTS, REPORT, SITES = (
     "sites.json",
 )
 PARTS = ("train", "validation", "test")
-ACCURACIES = ("micro", "macro", "worst_decile", "std")
 
 
 @dataclass(frozen=True)
@@ -266,12 +266,6 @@ def _taken(raw: Mapping[str, Any], key: str, kind: type[Any], *default: Any) -> 
     return value
 
 
-def number(value: Any) -> float:
-    """NaN for what is none, or none of a size that numbers of a run have."""
-    fits = isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 62)
-    return float(value) if fits else math.nan
-
-
 def _int(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else 0
 
@@ -308,7 +302,7 @@ class RunFolder:
         asked = {"name": name, "round": round}
         found = self.table("notes", {k: v for k, v in asked.items() if v is not None})
         rows = zip(found["round"], found["name"], found["value"], strict=True)
-        return [(r, n, _parsed(v)) for r, n, v in rows]
+        return [(r, n, parsed(v)) for r, n, v in rows]
 
     def split(self) -> dict[str, Any]:
         """Row numbers of every client in "train", "validation" and "test", and the clients' "names"; "class_counts" and
@@ -343,26 +337,22 @@ class RunFolder:
     def history(self) -> list[dict[str, Any]]:
         """One entry per evaluated round, in the shape of `run --json`."""
         found, what = self.table("rounds"), self.info.metric.facts()
-        rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
-        return [
-            {k: v for k, v in row.items() if k not in ACCURACIES}
-            | {"accuracy": {k: row[k] for k in ACCURACIES} | what, "final": bool(row["final"])}
-            | {"metrics": _metrics(row["metrics"])}
-            for row in rows
-        ]
+        return [evaluated(dict(zip(found, row, strict=True)), what) for row in zip(*found.values(), strict=True)]
 
     def per_client(self) -> list[dict[str, Any]]:
-        """How each client's personal model did when last evaluated."""
+        """How each client's personal model did when last evaluated; of a finished run, the one that is its result."""
         marks = self.table("rounds", columns=["round", "final"])
         if not marks["round"]:
             return []
-        last = {"round": marks["round"][-1], "final": marks["final"][-1]}
+        kept = (self.info.result or {}).get("kept")
+        at = kept if isinstance(kept, dict) else {name: marks[name][-1] for name in marks}
+        last = {"round": _int(at.get("round")), "final": int(bool(at.get("final")))}
         found, train = self.table("clients", last), self.split()["train"]
-        names = ("client", "name", "accuracy", "loss", "test_samples", "correct", "metrics")
+        names = ("client", "name", "accuracy", "loss", "test_samples", "correct", "metrics", "validation")
         columns = (found["count" if name == "test_samples" else name] for name in names)
         clients = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
         for told in clients:
-            c, told["metrics"] = told["client"], _metrics(told["metrics"])
+            c, told["metrics"] = told["client"], metrics_of(told["metrics"])
             told["train_samples"] = len(train[c]) if isinstance(c, int) and 0 <= c < len(train) else 0
         return clients
 
@@ -382,7 +372,7 @@ class RunFolder:
         return {
             **info.to_dict(),
             "options": info.options,
-            "best": result.get("best"),
+            **{name: result.get(name) for name in ("best", "kept", "stopped", "validation")},
             "per_client": self.per_client(),
             "history": self.history(),
             "bytes": result.get("bytes", (info.progress or {}).get("bytes")),
@@ -413,19 +403,6 @@ class RunFolder:
             return [_write(target / f"{name}.{fmt}", self.table(name), fmt) for name in TABLES]
         except OSError as error:
             raise DataError(f"{target} cannot be written: {error.strerror or error}") from None
-
-
-def _parsed(text: Any) -> Any:
-    try:
-        return json.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _metrics(text: Any) -> dict[str, float]:
-    """Metrics as a table has them; NaN where one could not be computed."""
-    found = _parsed(text)
-    return {str(k): number(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
 def _write(path: Path, columns: Mapping[str, list[Any]], fmt: str) -> Path:

@@ -65,7 +65,7 @@ class Recorder:
     def attach(self, job: Job, marks: Mapping[str, int] | None = None) -> None:
         """Listen to a job; `marks`: forget what the tables hold beyond (a resumed run)."""
         fed = job.fed
-        self._rounds, self._notes, self._removed = job.config.rounds, len(fed.notes), len(fed.removed)
+        self._rounds, self._notes, self._removed = job.last_round, len(fed.notes), len(fed.removed)
         with writing(self.folder / METRICS):
             self._base = database.Database(self.folder / METRICS)
             if marks is not None:
@@ -105,7 +105,7 @@ class Recorder:
 
     def after_round(self, job: Job, record: RoundRecord | None, save: bool = False) -> None:
         """The round's rows in one commit, then a checkpoint if one is due (or `save`)."""
-        done = job.fed.round
+        done, self._rounds = job.fed.round, job.last_round
         due = self._every > 0 and (done % self._every == 0 or job.finished or save)
         with writing(self.folder / METRICS):
             self._gather(job, record)
@@ -115,7 +115,9 @@ class Recorder:
         self._raw["rounds_done"] = done
         if record is not None:
             self._raw["progress"] = facts.of_progress(record)
-            self.log(line(record, self._rounds))
+            self.log(line(record, job.config.rounds))
+        if job.stopped is not None and not job.finished:
+            self.log(f"stopped early after round {done}: validation scores got no better")
         if due or time.monotonic() - self._written > PROGRESS_EVERY:
             self._write()
 

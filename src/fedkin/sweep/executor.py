@@ -184,7 +184,7 @@ class Executor:
             final = isinstance(event, RoundRecord) and event.final
             for task in [first] if final else training:
                 self.tell("event", task.number, event)
-            if isinstance(event, RoundRecord) and event.round == first.config.rounds and not final:
+            if isinstance(event, RoundRecord) and jobs[0].no_rounds_left and not final:
                 states.append(deepcopy(jobs[0].state()))
 
         result = self._run(first, loaded, hear, jobs.append, **shared)

@@ -51,6 +51,14 @@ class Outcome:
     wall: float = math.nan  # seconds by the wall clock, and where they went
     times: Mapping[str, float] = field(default_factory=dict)
     diverged: str | None = None
+    validation: Accuracy | None = None  # as `accuracy` and `best`, on validation samples
+    best_validation: Accuracy | None = None
+
+    @property
+    def best_by(self) -> str:
+        """On which samples the best round was chosen."""
+        known = self.best_validation is not None and not math.isnan(self.best_validation.macro)
+        return "validation" if known else "test"
 
     @property
     def method(self) -> str:
@@ -62,7 +70,7 @@ class Outcome:
 
     @classmethod
     def of(cls, result: Result, config: Config | None = None) -> Outcome:
-        asked = config or replace(result.config, validation_share=None)
+        asked = config or _as_asked(result.config)
         return cls(
             asked,
             result.options,
@@ -79,6 +87,8 @@ class Outcome:
             result.wall,
             result.times,
             result.diverged,
+            result.validation,
+            result.best.validation,
         )
 
     @classmethod
@@ -87,7 +97,7 @@ class Outcome:
         info, found = folder.info, folder.info.result or {}
         try:
             best = dict(found["best"])
-            at = int(best.pop("round"))
+            at = int(best["round"])
             return cls(
                 config or info.configuration(),
                 info.options,
@@ -104,6 +114,7 @@ class Outcome:
                 info.wall,
                 info.times,
                 info.diverged,
+                *(None if not v else _accuracy(v) for v in (found.get("validation"), best.get("validation"))),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"run {info.id!r} has no result that can be read ({error!r})") from None
@@ -127,6 +138,11 @@ class Outcome:
         }
 
 
+def _as_asked(config: Config) -> Config:
+    """Without the share for validation that the method itself needs: nobody asked for it."""
+    return config if "validation_share" in config.asked else replace(config, validation_share=None)
+
+
 def _accuracy(values: Mapping[str, Any]) -> Accuracy:
     numbers: dict[str, Any] = {name: number(values.get(name)) for name in ACCURACIES}
     what = {f.name: values[f.name] for f in fields(Accuracy) if f.name in values and f.name not in numbers}
@@ -143,6 +159,7 @@ def _client(values: Mapping[str, Any]) -> ClientRecord:
         int(values["test_samples"]),
         int(values["correct"]),
         values.get("metrics") or {},
+        number(values.get("validation")),
     )
 
 
@@ -155,6 +172,7 @@ class Group(groups.Group[Outcome]):
 
     config: Config = field(kw_only=True)  # of the first
     asked: Sequence[int] = field(kw_only=True)
+    choice: Mapping[str, Any] | None = field(default=None, kw_only=True)  # how it was picked, as `selection.Choice`
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
@@ -176,6 +194,10 @@ class Group(groups.Group[Outcome]):
 
     def metric(self, name: str) -> dict[str, float]:
         return self.over_seeds(lambda o: measure(o, name))
+
+    def validation(self) -> dict[str, float]:
+        """The score on validation samples after the last round, the mean over clients."""
+        return self.over_seeds(lambda o: math.nan if o.validation is None else o.validation.macro)
 
     def time(self, part: str) -> dict[str, float]:
         """Seconds of the wall clock that went into one of `clock.PARTS`."""
@@ -199,12 +221,15 @@ class Group(groups.Group[Outcome]):
             **{name.replace("-", "_"): self.metric(name) for name in METRICS},
             "std": self.over_seeds(lambda o: o.accuracy.std),
             "best_rounds": [o.best_round for o in self.outcomes],
+            "best_by": list(dict.fromkeys(o.best_by for o in self.outcomes)),
+            "validation": self.validation(),
             "megabytes": self.over_seeds(lambda o: o.sent / 1e6),
             "seconds": self.over_seeds(lambda o: o.seconds),
             "wall": self.over_seeds(lambda o: o.wall),
             "times": {part: self.time(part) for part in PARTS},
             "diverged": {str(seed): why for seed, why in self.diverged.items()},
             "splits": [o.split for o in self.outcomes],
+            "select": self.choice,
         }
 
 

@@ -20,6 +20,8 @@ def tunes(config: Config) -> bool:
 def trained(config: Config) -> str:
     """The identity of a run's training: the same for runs that differ only in the tuning at the end or, where nothing
     is tuned, in how models are evaluated."""
+    if config.patience is not None or config.keep == "best":  # what is evaluated decides how the training goes on
+        return config.identity()
     if tunes(config):
         return replace(config, options={k: v for k, v in config.options.items() if k != TUNING}).identity()
     outputs = METHODS[config.method].outputs if config.method in METHODS else ()

@@ -106,7 +106,7 @@ def from_result(
         name = result.per_client[client].name
         ready = result.personal(client)
         prepared = next(iter(ready.samples.preparations), None)
-        own = replace(card, site=name, round=result.history[-1].round, preparation=prepared)
+        own = replace(card, site=name, round=result.kept.round, preparation=prepared)
         stem = file_name(name)
         stem = f"{stem}-{client}" if stem in used else stem
         used.add(stem)

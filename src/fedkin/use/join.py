@@ -126,7 +126,7 @@ def join(
         trained, where = run._trained, run.run
     else:
         folder = Catalogue(runs_dir).locate(run)
-        trained, where = Trained.of(as_it_was(folder, device)), str(folder.path)
+        trained, where = Trained.of(as_it_was(folder, device).as_kept()), str(folder.path)
     like = trained.samples
     kind: Any = like.targets
     categories = tuple(c.name for c in like.table if c.categories)

@@ -69,6 +69,10 @@ class CPFL(TunedAtTheEnd):
             return f"its committee scores models between 0 and 1, which {task.main} is not"
         return super().unfit(options, task)
 
+    @classmethod
+    def looks_at_validation(cls, options: Any) -> str:
+        return "its committee judges models on them" if options.committee_data == "holdout" else ""
+
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
         self.tune_epochs = self.options.finetune_epochs

@@ -74,13 +74,15 @@ function drawHead() {
   if (!last) return;
   const ordered = [...rows.values()].sort((a, b) => a.round - b.round || a.final - b.final);
   const whole = ordered.filter((row) => !page.partly.includes(row.round)); // an accuracy without the weakest would look best
-  const best = (whole.length ? whole : ordered).reduce((top, row) => (known(row.micro) && (!top || row.micro > top.micro) ? row : top), null);
+  const by = ordered.some((row) => known(row.validation_macro)) ? "validation_macro" : "micro"; // test data choose only where nothing else can
+  const better = (row, top) => (page.prepared?.metric?.higher === false ? row[by] < top[by] : row[by] > top[by]);
+  const best = (whole.length ? whole : ordered).reduce((top, row) => (known(row[by]) && (!top || better(row, top)) ? row : top), null);
   const few = page.judged < page.judgeable ? ` · of ${page.judged} of ${page.judgeable} clients` : "";
   const found = page.detection;
   byId("tiles").replaceChildren(
     tile(`accuracy, macro${page.malicious.length ? ", of benign clients" : ""}`, percent(last.macro), `micro ${percent(last.micro)} · std ${points(last.std)}${few}`),
     tile("worst decile", percent(last.worst_decile), `mean of the worst tenth of ${everybody()}`),
-    tile("best round", best ? plain(best.round) : "–", best ? `${best.final ? "after final tuning, " : ""}micro ${percent(best.micro)}` : ""),
+    tile("best round", best ? plain(best.round) : "–", best ? `${best.final ? "after final tuning, " : ""}micro ${percent(best.micro)}, chosen on ${by === "micro" ? "test" : "validation"} data` : ""),
     tile("traffic", size((last.bytes_down || 0) + (last.bytes_up || 0)), `↓ ${size(last.bytes_down)} · ↑ ${size(last.bytes_up)}`),
     tile("time", seconds(known(page.wall) && !(last.wall > page.wall) ? page.wall : last.wall), spent(last)),
     tile("removed", plain(last.removed), found && known(found.accuracy) ? `found out: ${percent(100 * found.accuracy)}` : page.malicious.length ? `${page.malicious.length} are malicious` : ""));
