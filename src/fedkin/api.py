@@ -89,9 +89,13 @@ def resume(
     data: Dataset | tuple[Dataset, Split] | None = None,
     clients: Sequence[Any] | Mapping[str, Any] | None = None,
     partition: Partition | None = None,
+    rounds: int | None = None,
     on_event: Listener | None = None,
 ) -> Result:
     """Go on with a run that was interrupted; of a finished one, its result with the personal models.
+
+    With `rounds` the run has so many in all, and the result is that of a run that had them from the start; where that
+    cannot be (a learning rate or a method that follows the number of rounds), it is refused.
 
     `run` is a name or a folder. What the run was given as Python objects has to be given again."""
     if data is not None and clients is not None:
@@ -111,7 +115,7 @@ def resume(
         kept = folder.info.configuration()
         brought = Brought(load(kept.data, kept.data_dir), partition)
     given: dict[str, Any] = {"method": method, "model": model, "task": task, "data": brought}
-    return runs.resume(folder, on_event=on_event, **{k: v for k, v in given.items() if v is not None})
+    return runs.resume(folder, on_event=on_event, rounds=rounds, **{k: v for k, v in given.items() if v is not None})
 
 
 def compare(

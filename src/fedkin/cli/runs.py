@@ -229,6 +229,7 @@ def _facts(folder: RunFolder) -> dict[str, str]:
         "sent": size(info.bytes),
         "time": f"{_time(info) if math.isnan(info.wall) else spent(info.wall, info.times)} on {env.get('device')}",
         "begun": f"{info.created}, last changed {info.updated}",
+        "more rounds": "; ".join(f"{e['from']} to {e['to']}, on {e['at']}" for e in info.extended),
         "versions": f"{versions}, {env.get('platform')}",
         "source": str(env.get("source") or ""),
         "git": revision,
@@ -388,21 +389,30 @@ def _short(value: Any) -> str:
     """
     fedkin resume last
     fedkin resume fedcap-20261115-171502-a3f9
+    fedkin resume last --rounds 200
     """,
     TRAIN,
 )
 def resume(
-    run: Run, runs_dir: RunsDir = None, sink: SinkFlags = None, plugin: Plugins = None, json: Json = False
+    run: Run,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", metavar="N", help="So many rounds in all, also of a finished run.")
+    ] = None,
+    runs_dir: RunsDir = None,
+    sink: SinkFlags = None,
+    plugin: Plugins = None,
+    json: Json = False,
 ) -> None:
-    """Continue a run after Ctrl-C, a crash or a power cut.
+    """Continue a run after Ctrl-C, a crash or a power cut, or with more rounds.
 
     The run continues from the newest checkpoint that is undamaged, to the result that it would have had without the
-    interruption, bit for bit on a CPU. A finished run is only shown.
+    interruption, or with so many rounds from the start, bit for bit on a CPU. A finished run is only shown, unless it
+    is to have more rounds. What follows the number of rounds (a cosine, the pulls of FedPKDA) cannot have more.
     """
     use_plugins(plugin)
     to = sinks_of(sink)
     folder = Catalogue(runs_dir).locate(run)
-    if folder.info.status == "finished":
+    if folder.info.status == "finished" and rounds in (None, folder.info.rounds_total):
         messages().print(f"{safe(folder.info.id)} is finished; nothing to do", soft_wrap=True)
         return print_json(_whole(folder)) if json else show_run(folder)
 
@@ -412,5 +422,6 @@ def resume(
     from fedkin.runs.start import resume as go_on
 
     with run_screen(messages()) as listener:
-        result = go_on(folder, on_event=listener, signals=True, say=listener.say, sinks=make_sinks(to))
+        how: dict[str, Any] = {"say": listener.say, "sinks": make_sinks(to), "rounds": rounds}
+        result = go_on(folder, on_event=listener, signals=True, **how)
     present(result, json)

@@ -260,7 +260,7 @@ class Federation:
         self._faults, self._average, self._tamper = faults or Faults(seed=seed), average, tamper
         self.names = list(names) or [str(i) for i in range(len(samples))]
         self.round = 0
-        self.rounds = 1
+        self._rounds, self.rounds_matter = 1, False
         self.removed: dict[int, int] = {}  # client -> round
         self.why_removed: dict[int, str] = {}  # of those whom not the method removed
         self.failures: list[Failure] = []
@@ -269,6 +269,17 @@ class Federation:
         self.watcher: Watcher | None = None
         self.watching = 0.0  # seconds the watcher has taken
         self.stop_on_failure = False
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there will be. A method that asks makes its rounds depend on it, which is remembered: such a
+        run cannot be made longer afterwards."""
+        self.rounds_matter = True
+        return self._rounds
+
+    @rounds.setter
+    def rounds(self, rounds: int) -> None:
+        self._rounds = rounds
 
     @property
     def all(self) -> Clients:
@@ -300,6 +311,7 @@ class Federation:
             "exchanges": [astuple(e) for e in self.exchanges],
             "notes": [(n.round, n.name, n.value) for n in self.notes],
             "why_removed": dict(self.why_removed),
+            "rounds_matter": self.rounds_matter,
             "average": self._average.state() if hasattr(self._average, "state") else None,
         }
 
@@ -309,12 +321,13 @@ class Federation:
 
     def restoring(self, state: Mapping[str, Any]) -> Callable[[], None]:
         """What puts such a state in place, once all of it has been looked at."""
-        found = {
+        found: dict[str, Any] = {
             "removed": dict(state["removed"]),
             "failures": [Failure(*f) for f in state["failures"]],
             "exchanges": [Exchange(*e) for e in state["exchanges"]],
             "notes": [Note(*n) for n in state["notes"]],
             "why_removed": dict(state.get("why_removed", {})),
+            "rounds_matter": state.get("rounds_matter") is not False,  # older ones do not say
         }
         for client in [*found["removed"], *found["why_removed"], *(f.client for f in found["failures"])]:
             if client not in self.all:

@@ -36,9 +36,6 @@ def now() -> str:
 
 def of_a_beginning(job: Job, config: Config, folder: Path, objects: Sequence[str]) -> dict[str, Any]:
     """What run.json says before the first round. `config` is what was asked for; the job's own is resolved."""
-    identity = plugins.identity_of(config)
-    if objects:  # what a Python object is cannot be told from outside: such a run equals no other
-        identity = hashlib.sha256(f"{identity}{folder.name}".encode()).hexdigest()
     return {
         "format": FORMAT,
         "id": folder.name,
@@ -53,7 +50,7 @@ def of_a_beginning(job: Job, config: Config, folder: Path, objects: Sequence[str
         "objects": list(objects),
         "plugins": plugins.facts(config),
         "options": job.options,
-        "identity": identity,
+        "identity": identity_of(config, folder, objects),
         "environment": environment(job),
         "prepared": prepared_facts(job),
         "names": list(job.site.names),
@@ -62,6 +59,13 @@ def of_a_beginning(job: Job, config: Config, folder: Path, objects: Sequence[str
         "progress": None,
         "result": None,
     }
+
+
+def identity_of(config: Config, folder: Path, objects: Sequence[str]) -> str:
+    """What says that two runs are the same. What a Python object is cannot be told from outside: a run that was given
+    one equals no other."""
+    identity = plugins.identity_of(config)
+    return hashlib.sha256(f"{identity}{folder.name}".encode()).hexdigest() if objects else identity
 
 
 def of_this_process() -> dict[str, Any]:

@@ -185,6 +185,13 @@ class RunInfo:
         return (self.path / SITES).is_file()
 
     @property
+    def extended(self) -> list[dict[str, Any]]:
+        """When the run was given more rounds: `at`, `from`, `to`."""
+        found = self.raw.get("extended")
+        whole = found if isinstance(found, list) else []
+        return [e for e in whole if isinstance(e, dict) and all(name in e for name in ("at", "from", "to"))]
+
+    @property
     def seed(self) -> int:
         return _int(self.config.get("seed"))
 

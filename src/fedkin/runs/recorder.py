@@ -154,6 +154,25 @@ class Recorder:
         self.log(f"resumed after round {round}")
         self._write()
 
+    def extended(self, config: Config, done: int) -> None:
+        """The run is to have as many rounds as this configuration says. It is the run that it would have been with them
+        from the start, and says when that was changed."""
+        raw, rounds = self._raw, config.rounds
+        before, result, objects = raw.get("extended"), raw.get("result"), raw.get("objects")
+        now = {"at": facts.now(), "from": raw["config"].get("rounds"), "to": rounds, "after_round": done}
+        known = {k: result[k] for k in ("accuracy", "bytes", "seconds", "wall") if k in result} if result else None
+        self._raw |= {
+            **{k: {**raw[k], "rounds": rounds} for k in ("config", "given") if raw.get(k)},
+            "asked": sorted(config.asked),
+            "identity": facts.identity_of(config, self.folder, objects if isinstance(objects, list) else []),
+            "status": "running",
+            "result": None,
+            "progress": known or raw.get("progress"),
+            "extended": [*(before if isinstance(before, list) else []), {**now, "fedkin": VERSION}],
+        }
+        self.log(f"{now['from']} rounds were to be done, now {rounds}")
+        self._write()
+
     def finished(self, result: Result) -> None:
         self._raw |= {"status": "finished", "progress": None, "error": None, "result": facts.of_a_result(result)}
         self._write()

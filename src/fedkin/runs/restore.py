@@ -16,6 +16,7 @@ import torch
 
 from fedkin import plugins
 from fedkin.errors import DataError, UsageError
+from fedkin.methods import Method
 from fedkin.rounds import Job, prepare
 from fedkin.rounds.memory import restoring
 from fedkin.runs import checkpoint, database
@@ -36,14 +37,15 @@ def restore(job: Job, run: RunFolder, recorder: Recorder, say: Say) -> None:
     Of a finished run nothing more is to be written."""
     check_same(job, run)
     _check_versions(run, say)
-    marks, mended = _put_back(job, run, say)
+    marks, changed = _put_back(job, run, say)
     if run.info.status == "finished":
         return
     with job.clock.counting("writing"):
         recorder.resumed(job.fed.round)
         recorder.attach(job, marks)
-        if mended and job.fed.round:  # the checkpoint on the disk still counts the rows of the tables that are gone
+        if changed and job.fed.round:  # the checkpoint on the disk is of another state, or counts rows that are gone
             recorder.checkpoint(job)
+            checkpoint.remove(run.path / CHECKPOINTS, "final")
 
 
 def check_same(job: Job, run: RunFolder) -> None:
@@ -82,6 +84,8 @@ class SoundCheckpoint:
     name: str
     marks: Marks
     finished: bool  # whether the run was, then
+    round: int
+    rounds_matter: bool  # whether the method has asked how many rounds there will be
     put: Callable[[], None]  # the job to where it was then
 
 
@@ -101,7 +105,9 @@ def sound_checkpoints(job: Job, run: RunFolder, say: Say) -> Iterator[SoundCheck
         if of is not None and of != run.info.raw.get("id"):
             raise DataError(f"{where}: that is of run {str(of)[:100]!r}; nothing was changed")
         try:
-            yield SoundCheckpoint(name, marks, bool(saved.get("finished")), restoring(job, saved))
+            put = restoring(job, saved)
+            matter = saved["federation"].get("rounds_matter") is not False
+            yield SoundCheckpoint(name, marks, bool(saved.get("finished")), int(saved["round"]), matter, put)
         except DataError as error:
             raise DataError(f"{where}, which does not fit ({error}): nothing was changed; start a new run") from None
 
@@ -135,10 +141,12 @@ def as_it_was(run: RunFolder, device: str | None = None) -> Job:
 
 
 def _put_back(job: Job, run: RunFolder, say: Say) -> tuple[Marks, bool]:
-    """Where the tables of the metrics end, and whether they had to be written anew."""
+    """Where the tables of the metrics end, and whether the job or they are otherwise than the checkpoint says."""
     folder, reached = run.path / CHECKPOINTS, None
     chosen = newest = None
     for found in sound_checkpoints(job, run, say):
+        if found.finished and found.round < job.config.rounds and type(job.method).finish is not Method.finish:
+            continue  # of before there were to be more rounds: what was done after the last one cannot be undone
         if newest is None:
             newest, reached = found, _reached(run, say)
         if reached is None or all(reached[t] >= found.marks[t] for t in database.TABLES):
@@ -153,7 +161,8 @@ def _put_back(job: Job, run: RunFolder, say: Say) -> tuple[Marks, bool]:
     if run.info.status == "finished" and not state.finished:
         raise DataError(f"run {run.info.id!r} is finished, but the models in its last checkpoint are gone")
     state.put()
-    mended = reached is None or chosen is None
+    open_again, dropped = _open_again(job)
+    mended = reached is None or chosen is None or dropped
     marks = _rewrite_metrics(job, run, say) if mended else state.marks
     for name in checkpoint.names(folder):  # newer ones were passed over; older ones count rows that were then
         if name == state.name:
@@ -162,7 +171,18 @@ def _put_back(job: Job, run: RunFolder, say: Say) -> tuple[Marks, bool]:
         else:
             checkpoint.remove(folder, name)
     checkpoint.tidy(folder)
-    return marks, mended
+    return marks, mended or open_again
+
+
+def _open_again(job: Job) -> tuple[bool, bool]:
+    """Whether the job was finished and is to have more rounds, and whether a record had to go that a run of so many
+    rounds does not have: the last round is always evaluated."""
+    ended, job.finished = job.finished, job.finished and job.fed.round >= job.config.rounds
+    every, last = job.config.eval_every, job.config.rounds
+    kept = [r for r in job.history if r.round % every == 0 or r.round == last]
+    dropped = len(kept) < len(job.history)
+    job.history = kept
+    return ended and not job.finished, dropped
 
 
 def _from_the_first_round(run: RunFolder, say: Say) -> tuple[Marks, bool]:

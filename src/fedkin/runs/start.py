@@ -23,6 +23,7 @@ from fedkin.rounds.footprint import check_disk
 from fedkin.runs import checkpoint
 from fedkin.runs.catalogue import runs_folder
 from fedkin.runs.checkpoint import DiskFull
+from fedkin.runs.extension import check_longer, longer
 from fedkin.runs.folder import CHECKPOINTS, SITES, RunFolder
 from fedkin.runs.recorder import Recorder
 from fedkin.runs.restore import Say, restore
@@ -74,10 +75,13 @@ def resume(
     stop: Stop | None = None,
     sinks: Sinks | None = None,
     device: str | None = None,
+    rounds: int | None = None,
     **given: Any,
 ) -> Result:
     """Go on from the newest sound checkpoint to the result that an uninterrupted run has; of a finished run, only the
-    result. `say` hears what is worth knowing: damaged checkpoints, other versions. `device`: in place of the run's."""
+    result. `say` hears what is worth knowing: damaged checkpoints, other versions. `device`: in place of the run's.
+    `rounds`: so many in all, finished or not; the result is that of a run that had as many from the start, or it is
+    refused."""
     info = run.info
     if info.deployed:
         raise UsageError(f"run {info.id!r} was of real sites: its server goes on, fedkin server --resume {info.id}")
@@ -89,8 +93,16 @@ def resume(
         )
     plugins.require(info.id, info.raw.get("plugins"))
     config = info.configuration(runs_dir=str(info.path.parent), **({} if device is None else {"device": device}))
+    more = rounds is not None and rounds != config.rounds
+    if more:
+        config = longer(info, config, rounds or 0)
     with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder:
-        job = prepare(config, **given, admitted=True)
+        job = prepare(config, **given, admitted=not more)
+        if more:
+            check_longer(job, run, say or silent)
+            recorder.extended(config, info.rounds_done)
+            run = RunFolder.open(info.path)
+            info = run.info
         restore(job, run, recorder, say or silent)
         if info.status == "finished":
             return replace(job.result(), run=str(info.path))
