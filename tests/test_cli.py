@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -634,10 +635,12 @@ def test_split_refuses_what_cannot_be() -> None:
 # ------------------------------------------------------------ the program itself
 
 
-def program(*words: str, tmp: Path | None = None, **more: Any) -> subprocess.Popen[str]:
+def program(
+    *words: str, tmp: Path | None = None, start: Sequence[str] = ("-m", "fedkin"), **more: Any
+) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"TMPDIR": str(tmp)} if tmp else {})}
     return subprocess.Popen(
-        [sys.executable, "-m", "fedkin", *words],
+        [sys.executable, *start, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -670,7 +673,9 @@ def test_ctrl_c_ends_cleanly() -> None:
 
 
 def test_a_stopped_demo_says_where_its_runs_are(tmp_path: Path) -> None:
-    running = program("demo", cwd=tmp_path, tmp=tmp_path)
+    small = {"rounds": 1, "epochs": 1, "clients": 5, "way": "each"}
+    code = f"from fedkin.cli import demo, main; demo.SETTINGS |= {small}; main()"
+    running = program("demo", cwd=tmp_path, tmp=tmp_path, start=("-c", code))
     assert running.stderr is not None
     while "c-pfl " not in running.stderr.readline():
         assert running.poll() is None

@@ -198,8 +198,7 @@ def test_batch_norm_of_many_rows(shape):
 
 @here
 @pytest.mark.parametrize(("channels", "size", "kernel", "stride", "padding"), CONVOLUTIONS)
-@pytest.mark.parametrize("last", [True, False])
-@pytest.mark.parametrize("outputs", [6, 20])
+@pytest.mark.parametrize(("last", "outputs"), [(True, 6), (False, 20)])
 def test_convolutions_of_many_rows(channels, size, kernel, stride, padding, last, outputs):
     """Against a convolution for each row."""
     torch.manual_seed(5)

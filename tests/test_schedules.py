@@ -3,6 +3,7 @@ say the same in other words."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sqlite3
@@ -110,8 +111,10 @@ def test_what_changes_nothing_is_nothing() -> None:
 
 
 @ways
-@pytest.mark.parametrize("name", OPTIMISERS)
-@pytest.mark.parametrize("spec", ["step:every=2,gamma=0.5", "exponential:gamma=0.8,warmup=3", "cosine"])
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    list(zip(OPTIMISERS, itertools.cycle(["step:every=2,gamma=0.5", "exponential:gamma=0.8,warmup=3", "cosine"]))),
+)
 def test_clients_train_as_in_a_plain_loop_with_a_scheduler(way: str, tape: bool, name: str, spec: str) -> None:
     """One optimiser and its schedulers for each client over all rounds; clients have rates of their own besides."""
     opt, own = OPTIMISERS[name], (1.0, 0.5, 2.0, 0.25)

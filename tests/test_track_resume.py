@@ -688,7 +688,7 @@ def in_a_process(where: str, settings: dict[str, Any]) -> None:
 def killed(where: Path, settings: dict[str, Any], kills: list[tuple[int, float]]) -> None:
     """A run under SIGKILL, each time after so many more lines of its log and so many seconds; in the end in peace."""
     machine = multiprocessing.get_context("forkserver")
-    machine.set_forkserver_preload(["fedkin.runs.start"])
+    machine.set_forkserver_preload([__name__])
 
     def lines() -> int:
         return sum(path.read_text().count("\n") for path in where.glob("*/log.txt"))
