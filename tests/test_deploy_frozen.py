@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import nn
 
 pytest.importorskip("httpx")
@@ -13,6 +15,7 @@ pytest.importorskip("httpx")
 from test_deploy_worker import Told
 
 from fedkin.deploy.trunk import as_values, frozen_of, trunk_hash
+from fedkin.deploy.wire import pack, unpack
 from fedkin.models import MODELS, ModelEntry, lora
 from fedkin.use.model_file import load as load_model
 
@@ -58,21 +61,83 @@ def test_who_lacks_the_frozen_weights_is_sent_them_once_and_keeps_them(told: Tol
     assert "are those of an earlier run" in again.fields["remark"]
     kept = next((tmp_path / "site" / "trunks").iterdir())
     assert kept.stat().st_mode & 0o077 == 0
-    kept.write_bytes(b"damaged")
-    assert told.join(attempt=3, frozen=wanted).fields["kind"] == "lacking"
+    sound = kept.read_bytes()
+    flipped = sound[:-9] + bytes([sound[-9] ^ 1]) + sound[-8:]  # a file like any other, with another value
+    for damaged in (b"damaged", b"", sound[:-1], flipped, sound + bytes(2 << 20)):
+        kept.write_bytes(damaged)
+        assert told.join(attempt=3, frozen=wanted).fields["kind"] == "lacking"
+    assert told.join(attempt=3, frozen=wanted, values=values).fields["kind"] == "joined"
+    assert kept.read_bytes() == sound
 
 
 def test_frozen_weights_that_are_not_those_announced_are_refused(told: Told, tmp_path: Path) -> None:
     with torch.no_grad():
         told.job.model[1].weight += 1.0  # type: ignore[index,operator]
     wanted, values = trunk_hash(frozen_of(told.job.model)), as_values(told.job.model)
-    other = {**values, "frozen:1.bias": values["frozen:1.bias"] + 1}
-    assert "not those that the server announced" in told.join(frozen=wanted, values=other).fields["reason"]
-    strange = {**values, "frozen:9.bias": values["frozen:1.bias"]}
-    assert "do not fit this site's network" in told.join(frozen=wanted, values=strange).fields["reason"]
+    right = frozen_of(told.job.model)
+    nan = {**right, "1.bias": right["1.bias"] * torch.nan}
+    large = torch.zeros(64 * 16 * 4 + 16 * 4 + (1 << 20) + 1, dtype=torch.uint8)
+    many = {**right, **{f"x{i}": torch.zeros(0) for i in range(20_000)}}
+    bomb = torch.tensor(list((1 << 40).to_bytes(8, "little")), dtype=torch.uint8)  # a header of a terabyte
+    for sent, why in [
+        (file_of({**right, "1.bias": right["1.bias"] + 1}), "not those that the server announced"),
+        (file_of({**right, "9.bias": right["1.bias"]}), "do not fit this site's network"),
+        (file_of({**right, "1.bias": right["1.bias"].double()}), "do not fit this site's network"),
+        (file_of({**right, "1.bias": right["1.bias"][None]}), "do not fit this site's network"),
+        (file_of({"1.bias": right["1.bias"]}), "do not fit this site's network"),
+        (file_of(many), "this site's network has 4160"),
+        (large, "this site's network has 4160"),
+        (bomb, "cannot be read"),
+        (file_of(right)[:-1], "cannot be read"),
+        (file_of(right).float(), "are no file of values"),
+        (file_of(right)[None], "are no file of values"),
+        ("../trunk", "are no file of values"),
+    ]:
+        reply = told.join(frozen=wanted, values={"frozen": sent})
+        assert why in reply.fields["reason"], (why, reply.fields)
+    assert "not all finite" in told.join(frozen=trunk_hash(nan), values={"frozen": file_of(nan)}).fields["reason"]
+    assert told.join(frozen=wanted, values={"frozen:1.bias": right["1.bias"]}).fields["kind"] == "lacking"
     for odd in ("", "others", 7, "../" * 21 + "a", "G" * 64):
         assert "are not frozen alike" in told.join(frozen=odd, values=values).fields["reason"]
     assert not (tmp_path / "site" / "trunks").exists()
+
+
+def file_of(values: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(save({n: v.contiguous().clone() for n, v in values.items()})), dtype=torch.uint8)
+
+
+def test_a_hundred_trunks_do_not_fill_a_disk(told: Told, tmp_path: Path) -> None:
+    """Every run may come with another one: the four that were used last stay."""
+    seen = []
+    for number in range(7):
+        with torch.no_grad():
+            told.job.model[1].weight += 1.0  # type: ignore[index,operator]
+        seen.append(trunk_hash(frozen_of(told.job.model)))
+        values = as_values(told.job.model)
+        assert told.join(run=f"run-{number}", frozen=seen[-1], values=values).fields["kind"] == "joined"
+        if number in (4, 5):  # used again
+            assert told.join(run=f"again-{number}", frozen=seen[2]).fields["kind"] == "joined"
+    left = {p.stem for p in (tmp_path / "site" / "trunks").iterdir()}
+    assert left == {seen[2], seen[4], seen[5], seen[6]}
+
+
+def test_a_trunk_of_many_parts_with_long_names_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More parameters than a message has room for by name."""
+
+    def deep(shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
+        inner: nn.Module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(150)))
+        for _ in range(12):
+            inner = nn.Sequential(OrderedDict([("a_module_with_a_long_name", inner)]))
+        inner.requires_grad_(False)
+        return nn.Sequential(nn.Flatten(), inner, nn.Linear(64, classes))
+
+    monkeypatch.setitem(MODELS._entries, "deep", ModelEntry(deep, "for this test", "none"))
+    told = Told(tmp_path, "fedavg", model="deep")
+    with torch.no_grad():
+        next(told.job.model.parameters()).add_(1.0)
+    wanted = trunk_hash(frozen_of(told.job.model))
+    assert told.join(frozen=wanted).fields["kind"] == "lacking"
+    assert told.join(frozen=wanted, values=as_values(told.job.model)).fields["kind"] == "joined"
 
 
 def test_a_site_without_frozen_parts_refuses_those_of_a_server(tmp_path: Path) -> None:
@@ -98,4 +163,10 @@ def test_low_rank_updates_travel_without_their_trunk(tmp_path: Path, monkeypatch
     assert told.join(frozen=trunk_hash(frozen_of(told.job.model))).fields["kind"] == "joined"
     body = told.job.method.body  # type: ignore[attr-defined]
     assert body.numel() == 2 * (64 + 16)
-    assert told.call("train", 0, body=body).values["body"].shape == (1, 160)  # type: ignore[union-attr]
+    fields = {"run": "run-1", "attempt": 1, "phase": "train", "round": 0, "call": 0, "checkpoints": []}
+    letter = pack({"body": body}, {"kind": "call", **fields})
+    answer = told.worker.answer({"own": letter})
+    assert unpack(answer).values["body"].shape == (1, 160)  # type: ignore[union-attr]
+    for whole in (letter, answer):  # a mark, the length of the header, the header, and the numbers of the updates
+        assert len(whole) == 8 + int.from_bytes(whole[4:8], "little") + 4 * 160
+    assert int.from_bytes(answer[4:8], "little") < 250

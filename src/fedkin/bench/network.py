@@ -74,11 +74,11 @@ def measure(clients: int, side: int, model: str, phases: int, insecure: bool = F
             stop(processes)
 
 
-def _phases(link: Any, serving: Serving, model: str, phases: int, clients: int) -> dict[str, Any]:
-    sites = link.sites(serving)
+def _phases(link: OpenLink, serving: Serving, model: str, phases: int, clients: int) -> dict[str, Any]:
+    config = make_config({"method": "fedavg", "model": model, "epochs": 1, "rounds": phases, "batch": 20})
+    sites = link.sites(serving, config)
     facts = sites.gather(clients, 300)
     watched = Watched(sites)
-    config = make_config({"method": "fedavg", "model": model, "epochs": 1, "rounds": phases, "batch": 20})
     job = prepare_deployed(config, facts, Remote(watched, [f.name for f in facts], serving.terms))
     link.link.limit = 8 * 4 * job.site.layout.width
     settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS}

@@ -52,6 +52,7 @@ OF_THE_SITES = (
 )
 WHAT_SITES_TELL = "sites tell how their models do on test samples, not on validation samples"
 ONLY_SIMULATED = {"attack": "none", "drop": 0.0, "straggle": 0.0, "shift": None, "init": "seed"}
+TRUNK = "trunk.sha256"  # in a run's folder: the frozen weights it began with
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def run_server(
             link.folder = recorder.folder
             link.folder.chmod(0o700)  # what the sites sent is nobody else's business
             (recorder.folder / SITES).write_text(json.dumps([f.plain() for f in facts]))
+            (recorder.folder / TRUNK).write_text(trunk_hash(frozen_of(job.model)))
             least = min(len(facts), serving.least or count)
             return _serve(job, engine, sites, facts, recorder, serving, least, on_event, say, signals)
 
@@ -113,6 +115,11 @@ def resume_server(
         job = prepare_deployed(config, facts, engine)
         if info.prepared.get("split_hash") != job.prepared.split_hash:
             raise DataError(f"run {info.id!r}: its {SITES} is not the one it began with")
+        begun = info.path / TRUNK
+        if begun.exists() and begun.read_text() != trunk_hash(frozen_of(job.model)):
+            raise DataError(
+                f"run {info.id!r}: the frozen weights of {info.configuration().model!r} are not those it began with"
+            )
         restore(job, run, recorder, say)
         _bound(link.link, job, serving)
         least = serving.least or max(1, -(-len(facts) // 2))
@@ -147,11 +154,10 @@ def _serve(
         "frozen": trunk_hash(frozen_of(job.model)),
     }
 
-    def invitation(place: int, trunk: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        values = as_values(job.model) if trunk else {}
-        return {**shared, "round": job.fed.round}, {"initial": job.site.initial, **values}
+    def invitation(place: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {**shared, "round": job.fed.round}, {"initial": job.site.initial}
 
-    sites.fix_clients(facts, recorder.folder.name, attempt, invitation)
+    sites.fix_clients(facts, recorder.folder.name, attempt, invitation, lambda: as_values(job.model))
     sites.assemble(serving.wait, least)
     result = follow(job, recorder, on_event, signals, say, None, None)
     sites.dismiss()

@@ -22,8 +22,8 @@ from fedkin.engines.remote import Arrival, Bounds, Delivery, Invalid
 from fedkin.errors import DataError, FedKinError
 
 Say = Callable[[str], None]
-Invitation = Callable[[int, bool], tuple[dict[str, Any], dict[str, Any]]]
-"""From a site's place, and whether the frozen weights go along, to the fields and values of its invitation."""
+Invitation = Callable[[int], tuple[dict[str, Any], dict[str, Any]]]
+"""From a site's place to the fields and values of its invitation."""
 
 GREETING = HEADER + 64  # bytes of a greeting, or of an answer to an invitation: a header and no values
 TALK = 300.0  # seconds for a greeting or an invitation
@@ -56,6 +56,8 @@ class Sites:
         self._by_number: list[str] = []
         self._ready: set[int] = set()
         self._invitation: Invitation | None = None
+        self._trunk: Callable[[], Mapping[str, Any]] = dict  # the frozen weights, as values
+        self._packed_trunk: bytes | None = None  # one copy for all sites
         self._furnished = Counter[str]()  # how often a site was sent the frozen weights
         self._run = ""
         self._attempt = 0
@@ -99,8 +101,17 @@ class Sites:
             self._say(f"going on without site {name!r}: {why}")
         return found
 
-    def fix_clients(self, facts: Sequence[Facts], run: str, attempt: int, invitation: Invitation) -> None:
-        """From now on these are the clients, by their place in the list, and nobody else is let in."""
+    def fix_clients(
+        self,
+        facts: Sequence[Facts],
+        run: str,
+        attempt: int,
+        invitation: Invitation,
+        trunk: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """From now on these are the clients, by their place in the list, and nobody else is let in. `trunk`: the frozen
+        weights, for a site that lacks them."""
+        self._trunk = trunk
         self._by_number, self.facts = [f.name for f in facts], {f.name: f for f in facts}
         self._run, self._attempt, self._invitation = run, attempt, invitation
         for name in [n for n in self._nodes if n not in self.facts]:
@@ -215,7 +226,9 @@ class Sites:
 
     def _invite(self, name: str, trunk: bool = False) -> None:
         assert self._invitation is not None
-        fields, values = self._invitation(self._by_number.index(name), trunk)
+        fields, values = self._invitation(self._by_number.index(name))
+        if trunk and self._packed_trunk is None:
+            self._packed_trunk = pack(self._trunk(), {})
         whole = {
             "kind": "join",
             "run": self._run,
@@ -224,7 +237,7 @@ class Sites:
             "clients": len(self._by_number),
             **fields,
         }
-        self._talk(self._nodes[name], "join", whole, values)
+        self._talk(self._nodes[name], "join", whole, values, self._packed_trunk if trunk else None)
 
     def _joined(self, node: int, fields: Mapping[str, Any]) -> None:
         name = next((n for n, other in self._nodes.items() if other == node), None)
@@ -241,9 +254,16 @@ class Sites:
         self.trouble.pop(name, None)
         self._say(f"site {name!r} takes part{_text(fields.get('remark'))}")
 
-    def _talk(self, node: int, kind: str, fields: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
-        parcels = self._own(fields, values)
-        ticket = self._link.push(node, parcels, TALK + len(parcels["own"]) / SLOW)
+    def _talk(
+        self,
+        node: int,
+        kind: str,
+        fields: Mapping[str, Any],
+        values: Mapping[str, Any] | None = None,
+        common: bytes | None = None,
+    ) -> None:
+        parcels = self._own(fields, values) | ({} if common is None else {"all": common})
+        ticket = self._link.push(node, parcels, TALK + sum(map(len, parcels.values())) / SLOW)
         if ticket is not None:
             self._talks[ticket] = (node, kind)
 
