@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
@@ -16,6 +17,7 @@ from test_deploy_worker import Told
 
 from fedkin.deploy.trunk import as_values, frozen_of, trunk_hash
 from fedkin.deploy.wire import pack, unpack
+from fedkin.errors import UsageError
 from fedkin.models import MODELS, ModelEntry, lora
 from fedkin.use.model_file import load as load_model
 
@@ -151,6 +153,46 @@ def test_the_hash_tells_names_shapes_and_values_apart() -> None:
     others = [{**a, "x": torch.zeros(3, 2)}, {"z": a["x"], "y": a["y"]}, {**a, "y": -a["y"]}, {"x": a["x"]}]
     assert len({trunk_hash(o) for o in [a, *others]}) == 5
     assert trunk_hash({}) == ""
+
+
+class Several(nn.Module):
+    """Gives its scores as somebody else's code wants them, or takes a mask beside its samples."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.body, self.head, self.kind = nn.Linear(64, 8), nn.Linear(8, 10), kind
+
+    def forward(self, x: torch.Tensor) -> object:
+        features = self.body(x.flatten(1))
+        scores = self.head(features)
+        return {"dict": {"logits": scores, "loss": None}, "tuple": (scores, features), "odd": {"scores": scores}}[
+            self.kind
+        ]
+
+
+class Masked(Several):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> object:  # type: ignore[override]
+        return super().forward(x * mask)
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "odd", "masked"])
+def test_outputs_in_a_tuple_or_a_mapping_and_networks_of_two_inputs(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Masked("tuple") if kind == "masked" else Several(kind)
+    monkeypatch.setitem(MODELS._entries, kind, ModelEntry(lambda *_: made, "for this test", "none"))
+    refused = {"odd": "returns a dict with 'scores'", "masked": "cannot take samples of shape .* argument: 'mask'"}
+    if kind in refused:  # by the server, before anybody is invited
+        with pytest.raises(UsageError, match=refused[kind]):
+            Told(tmp_path, "fedper", model=kind)
+        return
+    told = Told(tmp_path, "fedper", model=kind)
+    assert told.join().fields["kind"] == "joined"
+    body = told.job.method.body  # type: ignore[attr-defined]
+    assert told.call("train", 0, body=body).fields["kind"] == "reply"
+    assert told.call("report", 1, -1, body=body).fields["kind"] == "reply"
+    kept = load_model(tmp_path / "site" / "runs" / "run-1" / "personal.safetensors")
+    assert kept.probabilities(np.zeros((2, 1, 8, 8), np.uint8)).shape == (2, 10)
 
 
 def low_rank(shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:

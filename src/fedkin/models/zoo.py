@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkin.errors import UsageError
+from fedkin.models.inputs import one_tensor
 from fedkin.registry import Registry
 
 Shape = tuple[int, ...]
@@ -32,7 +33,9 @@ def build(name: str, shape: Shape, classes: int, vocabulary: int = 0, seed: int 
     entry = MODELS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return entry.make(shape, classes, vocabulary)
+        network = entry.make(shape, classes, vocabulary)
+    # a user's may give its scores in a tuple or a mapping
+    return network if type(network).__module__.startswith("fedkin.models.") else one_tensor(network)
 
 
 def default_model(shape: Shape, vocabulary: int) -> str:
