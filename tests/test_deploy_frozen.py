@@ -15,6 +15,9 @@ pytest.importorskip("httpx")
 
 from test_deploy_worker import Told
 
+from fedkin.deploy.greeting import Facts
+from fedkin.deploy.link import Arrived
+from fedkin.deploy.sites import Sites
 from fedkin.deploy.trunk import as_values, frozen_of, trunk_hash
 from fedkin.deploy.wire import pack, unpack
 from fedkin.errors import UsageError
@@ -102,6 +105,48 @@ def test_frozen_weights_that_are_not_those_announced_are_refused(told: Told, tmp
     for odd in ("", "others", 7, "../" * 21 + "a", "G" * 64):
         assert "are not frozen alike" in told.join(frozen=odd, values=values).fields["reason"]
     assert not (tmp_path / "site" / "trunks").exists()
+
+
+class Post:
+    """A link on which everything that is pushed stays."""
+
+    limit = 1 << 20
+
+    def __init__(self, sites: int) -> None:
+        self.sites, self.sent = sites, list[dict[str, bytes]]()
+
+    def nodes(self) -> dict[int, str | None]:
+        return dict.fromkeys(range(self.sites))
+
+    def push(self, node: int, parcels: dict[str, bytes], seconds: float) -> str:
+        self.sent.append(parcels)
+        return f"ticket-{len(self.sent)}"
+
+
+def test_a_site_that_lacks_the_weights_for_ever_is_left_out() -> None:
+    """And many that lack them share one copy of them in the server's memory."""
+    post, lines, made = Post(2), list[str](), list[int]()
+    sites = Sites(post, lines.append)  # type: ignore[arg-type]
+    fact = {"samples": 10, "tests": None, "shape": [4], "dtype": "float32", "labels": [0, 1]}
+    facts = [Facts.of({**fact, "site": name}) for name in ("lima", "oslo")]
+    sites._nodes = {"lima": 0, "oslo": 1}
+
+    def trunk() -> dict[str, torch.Tensor]:
+        made.append(1)
+        return {"frozen": torch.zeros(1000, dtype=torch.uint8)}
+
+    sites.fix_clients(facts, "run-1", 1, lambda place: ({}, {}), trunk)
+    assert [set(p) for p in post.sent] == [{"own"}, {"own"}]
+    lacking = Arrived("t", pack({}, {"kind": "lacking", "frozen": "0" * 64}))
+    for _ in range(5):
+        sites._hear(0, "join", lacking, "lima")
+    sites._hear(1, "join", lacking, "oslo")
+    with_trunk = [p["all"] for p in post.sent if "all" in p]
+    assert len(with_trunk) == 3 + 1
+    assert all(one is with_trunk[0] for one in with_trunk)
+    assert made == [1]
+    assert "which it was sent 3 times" in sites.trouble["lima"]
+    assert "oslo" not in sites.trouble
 
 
 def file_of(values: dict[str, torch.Tensor]) -> torch.Tensor:
