@@ -174,6 +174,8 @@ TABLE: dict[str, Walk | str] = {
     "categories": Walk("sex", (), tuple(ROUTES)),
     "impute": Walk("local", (), tuple(ROUTES)),
     "scale": Walk("local", (), tuple(ROUTES)),
+    "image_size": Walk("8", (), tuple(ROUTES)),
+    "image_mode": Walk("grey", (), tuple(ROUTES)),
     "clients": Walk(3, ("split",), OWN),
     "partition": Walk("dirichlet:0.5:1", ("split",), OWN),
     "samples_per_client": Walk(8, ("split",)),

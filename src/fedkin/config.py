@@ -22,6 +22,7 @@ LATER: dict[str, Any] = {
     **{"clip_grad": None, "accumulate": 1},
     **{"label": "label", "client_column": None, "categories": None, "impute": "none", "scale": "none"},
     **{"patience": None, "min_gain": 0.0, "keep": "last"},
+    **{"image_size": None, "image_mode": None},
 }
 """Settings that older runs did not have, and the values that they were done with: these say nothing new."""
 TEXTS = ("lr_factors", "lr-factors", "metrics", "categories")
@@ -29,6 +30,7 @@ TEXTS = ("lr_factors", "lr-factors", "metrics", "categories")
 SPLIT = (
     *("data", "data_dir", "clients", "partition", "samples_per_client", "quantity_skew"),
     *("test_share", "validation_share", "seed", "label", "client_column", "categories", "impute", "scale"),
+    *("image_size", "image_mode"),
 )
 """Settings that decide who holds which samples."""
 ONLY_UNDER_ATTACK = ("malicious", "knowledge", "attackers")
@@ -61,7 +63,10 @@ class Config:
 
     method: str = option("fedavg", "the method; `fedkin methods` lists them", group=TRAINING)
     data: str = option(
-        "digits", "a data set by name, an .npz, .csv or .parquet file, or a folder with one file per client", group=DATA
+        "digits",
+        "a data set by name, an .npz, .csv or .parquet file, or a folder: with one file per client, or with images in "
+        "CLIENT/CLASS or in CLASS",
+        group=DATA,
     )
     clients: int | None = option(
         20, "number of clients (with a natural partition, default: all that it has)", low=1, group=DATA
@@ -106,6 +111,12 @@ class Config:
         "how a table's numbers are standardised: none, local (by each client's own training samples) or federated (by "
         "sums that clients give away)",
         group=DATA,
+    )
+    image_size: str | None = option(
+        None, "the size that images in folders are brought to: a number, or HEIGHTxWIDTH, as in 48x64", group=DATA
+    )
+    image_mode: Literal["rgb", "grey"] | None = option(
+        None, "what images in folders are converted to (default: all are the same already)", group=DATA
     )
     data_dir: str | None = option(
         None, "the folder that holds data sets (default: FEDKIN_DATA, else the user's cache)", group=DATA
@@ -321,11 +332,19 @@ def _in_one_text(value: Any) -> Any:
 
 
 def is_folder(data: str) -> bool:
-    """Whether data are a folder with a file for each client."""
+    """Whether data are a folder with a file or a folder for each client, and not one with a folder for each class."""
     try:
-        return Path(data).expanduser().is_dir()
+        path = Path(data).expanduser()
+        return path.is_dir() and not any(_is_class(part) for part in path.iterdir())
     except (OSError, RuntimeError, ValueError):  # a name that no file can have
         return False
+
+
+def _is_class(path: Path) -> bool:
+    """Whether a folder holds images itself."""
+    if path.name.startswith(".") or not path.is_dir():
+        return False
+    return any(p.suffix.lower() in (".png", ".jpg", ".jpeg") for p in path.iterdir() if not p.name.startswith("."))
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -31,6 +31,7 @@ Task = Annotated[
     str,
     typer.Option("--task", metavar="TASK", help="What this site's data are for; runs that learn else are declined."),
 ]
+ImageMode = Literal["rgb", "grey"]
 Vocabulary = Annotated[
     int,
     typer.Option("--vocabulary", min=0, metavar="N", help="The samples are token ids below N; all sites say the same."),
@@ -184,7 +185,12 @@ def _say(text: str) -> None:
 )
 def client(
     server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Where `fedkin server` serves.")],
-    data: Annotated[str, typer.Option("--data", metavar="FILE", help="This site's samples: .npz, .csv or .parquet.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data", metavar="FILE", help="This site's samples: .npz, .csv, .parquet, or a folder CLASS/*.png."
+        ),
+    ],
     name: Annotated[str, typer.Option("--name", metavar="SITE", help="This site's name, as in its certificate.")],
     key: Key = None,
     cert: Cert = None,
@@ -202,6 +208,10 @@ def client(
     categories: Annotated[
         str, typer.Option(metavar="A+B", help="Columns of a table that are categories although they hold numbers.")
     ] = "",
+    image_size: Annotated[
+        str | None, typer.Option(metavar="N|HxW", help="The size that images are brought to, the same at all sites.")
+    ] = None,
+    image_mode: Annotated[ImageMode | None, typer.Option(help="What images are converted to.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto: a GPU if there is one.")] = "auto",
     noise: Annotated[
         str,
@@ -250,6 +260,7 @@ def client(
         raise UsageError(f"--name {name}: the certificate {identity.certificate} is that of {found!r}")
 
     use_plugins(plugin)
+    from fedkin.data import Shown
     from fedkin.deploy.client import ServerToJoin, serve
     from fedkin.deploy.joining import TRAVELS
     from fedkin.deploy.policy import Policy
@@ -267,6 +278,7 @@ def client(
         make_task(task).targets,  # type: ignore[arg-type]
         vocabulary,
         tuple(categories.split("+")) if categories else (),
+        Shown.of(image_size, image_mode),
         device,
         secret=noise == "secret",
         limit=max_message << 20,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -237,9 +238,13 @@ def predict(
         typer.Option(
             "--data",
             metavar="FILE",
-            help="The samples: .npz (with x, and y if the labels are known), .csv or .parquet.",
+            help="The samples: .npz (with x, and y if the labels are known), .csv or .parquet; an image, or a "
+            "folder of images or of folders named like their classes.",
         ),
     ],
+    convert: Annotated[
+        bool, typer.Option("--convert", help="Bring images to the size and colours that the model takes.")
+    ] = False,
     out: Annotated[
         str | None, typer.Option("--out", metavar="FILE.csv", help="Write all predictions to this file.")
     ] = None,
@@ -250,13 +255,19 @@ def predict(
     A model of another task (regression, survival, ...) says its numbers; if the file holds targets, also how good they
     are."""
     from fedkin.use.model_file import load
+    from fedkin.use.predict import is_pictures, read_pictures, read_samples
     from fedkin.use.predict import predict as judge
-    from fedkin.use.predict import read_samples
 
     personal = load(model)
+    if convert and not is_pictures(data):
+        raise UsageError(f"--convert would change nothing: {data} holds no images")
     if personal.card.targets != "classes":
         return _answered(personal, model, data, out, json)
-    found = judge(personal, *read_samples(data, columns=[c.name for c in personal.card.samples.table]))
+    like = personal.card.samples
+    if is_pictures(data):
+        found = judge(personal, *read_pictures(data, like, convert))
+    else:
+        found = judge(personal, *read_samples(data, columns=[c.name for c in like.table]))
     if out is not None:
         found.write_csv(out)
     if found.foreign:
@@ -265,7 +276,7 @@ def predict(
             soft_wrap=True,
         )
     if json:
-        return print_json({"model": vars(personal.card), "out": out, **found.to_dict()})
+        return print_json({"model": asdict(personal.card), "out": out, **found.to_dict()})
     shown = screen()
     if out is None:
         made = table(None, "row", "prediction", "probability", right=["row", "probability"])
@@ -292,7 +303,7 @@ def _answered(personal: Personal, model: str, data: str, out: str | None, as_jso
     if out is not None:
         found.write_csv(out)
     if as_json:
-        return print_json({"model": vars(card), "out": out, **found.to_dict()})
+        return print_json({"model": asdict(card), "out": out, **found.to_dict()})
     shown = screen()
     if out is None:
         made = table(None, "row", "prediction", right=["row"])

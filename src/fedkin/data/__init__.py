@@ -7,12 +7,14 @@ from fedkin.data.clients import Brought, OwnClients, WholeTable
 from fedkin.data.dataset import Dataset
 from fedkin.data.download import Progress
 from fedkin.data.fitting import Preparing
+from fedkin.data.image_folder import Shown
 from fedkin.data.manner import Reading
 from fedkin.data.own import (
     TABLES,
     from_arrays,
     from_folder,
     from_torch,
+    is_image_folder,
     own_clients,
     own_data,
     own_folder,
@@ -48,6 +50,7 @@ __all__ = [
     "Preparing",
     "Progress",
     "Reading",
+    "Shown",
     "Source",
     "Split",
     "WholeTable",
@@ -59,6 +62,7 @@ __all__ = [
     "from_torch",
     "groups",
     "iid",
+    "is_image_folder",
     "load",
     "make_split",
     "natural",

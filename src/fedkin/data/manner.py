@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedkin.data.image_folder import AS_THEY_ARE, Shown
 from fedkin.data.targets import Targets
 
 
@@ -16,6 +17,7 @@ class Reading:
     categories: tuple[str, ...] = ()  # columns whose numbers are names
     vocabulary: int = 0
     targets: Targets = "classes"
+    shown: Shown = AS_THEY_ARE  # what images are brought to
 
 
 USUAL = Reading()

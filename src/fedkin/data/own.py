@@ -18,6 +18,7 @@ from fedkin.data.columns import Table, from_frame, is_frame, owners_of, read_tab
 from fedkin.data.dataset import Array, Dataset, as_samples
 from fedkin.data.encoding import agreed, encoded, from_items, lacking
 from fedkin.data.files import MissingFile, column, read_npz
+from fedkin.data.image_folder import class_folders, holds_images, image_set, images_of_clients, read_classes
 from fedkin.data.manner import USUAL, Reading
 from fedkin.data.partition import Partition
 from fedkin.data.split import Split, check_names, make_split
@@ -147,13 +148,30 @@ def own_table(name: str, table: Table, how: Reading) -> OwnClients | WholeTable:
     return replace(gathered(name, parts, how), by_column=True)
 
 
-def own_data(data: str, how: Reading) -> OwnClients | WholeTable | None:
-    """What lies at a path: the clients of a folder, or a table; None where it is a data set that has a name."""
+def is_image_folder(data: str) -> bool:
+    """Whether data are a folder of folders, and so images in them."""
+    return _is(data, Path.is_dir) and bool(class_folders(path := Path(data).expanduser())) and not _files(path)
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        return sorted((f for f in path.iterdir() if f.suffix in KINDS and f.is_file()), key=lambda f: f.stem)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}): see who may open it") from error
+
+
+def own_data(data: str, how: Reading) -> OwnClients | WholeTable | Dataset | None:
+    """What lies at a path: the clients of a folder, a table or images; None where it is a data set that has a name."""
     if data.endswith(TABLES):
         if not _is(data, Path.is_file):
             raise UsageError(f"{data}: no such file; give a .csv or .parquet file")
         file = Path(data).expanduser()
         return own_table(file.stem, read_table(file), how)
+    if is_image_folder(data):
+        path = Path(data).expanduser()
+        if any(map(holds_images, class_folders(path))):
+            return image_set(path, how.shown)
+        return gathered(path.name, images_of_clients(path, how.shown), how)
     return own_folder(data, how) if _is(data, Path.is_dir) else None
 
 
@@ -185,10 +203,7 @@ def own_folder(path: str | Path, how: Reading = USUAL) -> OwnClients:
     path = Path(path).expanduser()
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder: give one with a file per client (.npz, .parquet or .csv)")
-    try:
-        files = sorted((f for f in path.iterdir() if f.suffix in KINDS), key=lambda f: f.stem)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}): see who may open it") from error
+    files = _files(path)
     if not files:
         raise DataError(f"{path} holds no .npz, .parquet or .csv file; put one per client there")
     stems = [file.stem for file in files]
@@ -249,9 +264,13 @@ def _client_names(names: Sequence[str] | None, clients: int) -> list[str]:
 def read_site(file: str | Path, name: str, how: Reading = USUAL) -> OwnClients:
     """One client's own file, checked as `from_folder` checks each of its files."""
     file = Path(file).expanduser()
-    if file.suffix not in KINDS or not file.is_file():
-        raise UsageError(f"{file}: give a file, .npz, .parquet or .csv, with this client's samples")
-    own = gathered(name, [(name, f"{file}: client {name!r}", _read(file))], how)
+    if not file.is_dir() and (file.suffix not in KINDS or not file.is_file()):
+        raise UsageError(
+            f"{file}: give a file, .npz, .parquet or .csv, with this client's samples, or a folder with a folder of "
+            "images for each class"
+        )
+    data = read_classes(file, how.shown)[:2] if file.is_dir() else _read(file)
+    own = gathered(name, [(name, f"{file}: client {name!r}", data)], how)
     part = own.parts[0]
     y, classes, names = together(how.targets, [part.y], how.vocabulary)
     like = part.x if not own.columns else np.nan_to_num(part.x).astype(np.float32)

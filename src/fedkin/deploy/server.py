@@ -45,6 +45,8 @@ OF_THE_SITES = (
     "data_dir",
     "label",
     "client_column",
+    "image_size",
+    "image_mode",
     "categories",
     "partition",
     "samples_per_client",

@@ -25,7 +25,8 @@ import numpy as np
 from torch import Tensor
 
 from fedkin.core.federation import Masked, wire_bytes
-from fedkin.data import Reading
+from fedkin.data import Reading, Shown
+from fedkin.data.image_folder import AS_THEY_ARE
 from fedkin.data.own import read_site
 from fedkin.data.targets import WORDS, Targets
 from fedkin.deploy.joining import Joined, OwnCohort, join, whole
@@ -62,6 +63,7 @@ class Worker:
     targets: Targets = "classes"
     vocabulary: int = 0
     categories: tuple[str, ...] = ()
+    shown: Shown = AS_THEY_ARE
     device: str = "auto"
     secret: bool = True
     limit: int = LIMIT
@@ -78,7 +80,7 @@ class Worker:
             raise UsageError("how many token ids are there? Say --vocabulary N, the same at all sites")
         say = self.say
         self.say = lambda text: say(printable(text))
-        how = Reading(self.label, None, self.categories, self.vocabulary, self.targets)
+        how = Reading(self.label, None, self.categories, self.vocabulary, self.targets, self.shown)
         read = read_site(self.data, self.name, how)
         self.own, self.columns = read.parts[0], read.columns
         if self.policy.test_share is not None and self.own.tests is None:

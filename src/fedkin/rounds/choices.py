@@ -24,9 +24,11 @@ from fedkin.data import (
     Partition,
     Preparing,
     Reading,
+    Shown,
     Split,
     WholeTable,
     apply_shift,
+    is_image_folder,
     load,
     make_split,
     own_data,
@@ -110,7 +112,8 @@ def targets_of(config: Config, task: Task | None = None) -> Targets:
 def reading_of(config: Config, targets: Targets) -> Reading:
     """How data are read that do not say so themselves."""
     names = tuple(config.categories.split("+")) if config.categories else ()
-    return Reading(config.label, config.client_column, names, targets=targets)
+    shown = Shown.of(config.image_size, config.image_mode)
+    return Reading(config.label, config.client_column, names, targets=targets, shown=shown)
 
 
 def task_of(config: Config, dataset: Dataset, given: Task | None = None) -> Task:
@@ -154,6 +157,8 @@ def load_data(
     what = brought.what if brought is not None else own_data(config.data, how)
     if not (isinstance(what, WholeTable) or (isinstance(what, OwnClients) and what.columns)):
         refuse(config, dict.fromkeys(OF_TABLES, "the data are no tables"))
+    if not (brought is None and is_image_folder(config.data)):
+        refuse(config, dict.fromkeys(("image_size", "image_mode"), "the data are no images in folders"))
     if config.client_column is not None and not (isinstance(what, OwnClients) and what.by_column):
         refuse(config, {"client_column": "the data are not one table with a column of clients"})
     if isinstance(what, OwnClients):

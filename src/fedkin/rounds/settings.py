@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedkin.compute.layout import Layout
 from fedkin.config import LATER, Config, is_folder
 from fedkin.core.schedules import Factors, make_schedule
-from fedkin.data import SOURCES, TABLES, Split, parse_partition
+from fedkin.data import SOURCES, TABLES, Split, is_image_folder, parse_partition
 from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import Method
 from fedkin.options import named_spec
@@ -67,7 +67,7 @@ def idle(config: Config, method_class: type[Method], options: Any, attack: Attac
 
 
 def _needs_files(data: str) -> bool:
-    if is_folder(data) or data.startswith("npz:") or data.endswith((".npz", *TABLES)):
+    if is_folder(data) or is_image_folder(data) or data.startswith("npz:") or data.endswith((".npz", *TABLES)):
         return False
     return data in SOURCES and bool(SOURCES[data].files)
 

@@ -24,6 +24,8 @@ OF_THE_SPLIT = (
     "categories",
     "impute",
     "scale",
+    "image_size",
+    "image_mode",
     "clients",
     "partition",
     "samples_per_client",

@@ -14,7 +14,10 @@ import numpy as np
 from fedkin.data.columns import Table, read_table
 from fedkin.data.dataset import Array, numbered
 from fedkin.data.encoding import encoded
+from fedkin.data.image_folder import SUFFIXES, Shown, class_folders, read_classes, read_images
 from fedkin.errors import DataError, UsageError
+from fedkin.models import Samples
+from fedkin.models.ready import WORDS
 from fedkin.preparation import Column
 from fedkin.use.model_file import Personal
 
@@ -82,6 +85,38 @@ def predict(model: Personal, x: Any, labels: Any = None) -> Predictions:
     if labels.shape[:1] != (len(found),):
         raise DataError(f"{len(found)} samples, but labels of shape {labels.shape}")
     return Predictions(names, found, *numbered(labels, names))
+
+
+def read_pictures(path: str | Path, samples: Samples, convert: bool = False) -> tuple[Array, Array | None]:
+    """One image, the images of a folder, or those of CLASS/* with their classes. `convert`: brings them to the size and
+    mode that the model takes; without, others are refused."""
+    path = Path(path).expanduser()
+    if samples.kind != "uint8" or samples.shape[0] not in (1, 3):
+        raise UsageError(
+            f"{path}: these are images, and the model takes {WORDS[samples.kind]} of shape {samples.shape}"
+        )
+    shown = Shown(samples.shape[1:], "grey" if samples.shape[0] == 1 else "rgb") if convert else Shown()  # type: ignore[arg-type]
+    labels = None
+    try:
+        if path.is_dir() and class_folders(path):
+            x, labels, _ = read_classes(path, shown)
+        else:
+            files = [path] if path.is_file() else sorted(p for p in path.iterdir() if not p.name.startswith("."))
+            x = np.stack(read_images(files, shown)[0])
+    except (DataError, ValueError, OSError, AssertionError) as error:
+        raise DataError(str(error) if isinstance(error, DataError) else f"{path} holds no image") from error
+    if x.shape[1:] != samples.shape:
+        raise DataError(
+            f"{path}: images of shape {x.shape[1:]}, the model takes {samples.shape}; --convert (convert=True) brings "
+            "them to that"
+        )
+    return x, labels
+
+
+def is_pictures(path: str | Path) -> bool:
+    """Whether these are images, or a folder with them."""
+    path = Path(path).expanduser()
+    return path.is_dir() or path.suffix.lower() in SUFFIXES
 
 
 def read_samples(
