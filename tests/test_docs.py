@@ -26,7 +26,8 @@ def _forget_the_examples() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda p: p.stem)
-def test_examples_run(page: Path) -> None:
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # what examples write
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     assert blocks, f"{page.name} has no example"
     scope: dict[str, object] = {"__name__": f"docs.{page.stem}"}

@@ -20,6 +20,9 @@ from fedkin.cli.flags import NAMED, NOT_FLAGS
 from fedkin.config import GROUPS, SPLIT, Config
 from fedkin.core.schedules import SCHEDULES
 from fedkin.data import PARTITIONS, SOURCES, load, make_split
+from fedkin.data.fitting import Preparing
+from fedkin.data.image_folder import Shown
+from fedkin.data.manner import Reading
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS
 from fedkin.models import MODELS
@@ -118,8 +121,10 @@ def test_help_has_a_group_after_the_other() -> None:
 
 
 def test_the_settings_of_a_split_are_those_that_the_split_takes() -> None:
-    taken = {"data", *inspect.signature(load).parameters, *inspect.signature(make_split).parameters}
-    assert set(SPLIT) == taken & {f.name for f in fields(Config)}
+    named = {"data", *inspect.signature(load).parameters, *inspect.signature(make_split).parameters}
+    tables = {f.name for f in fields(Reading)} | {f.name for f in fields(Preparing)}
+    images = {f"image_{name}" for name in inspect.signature(Shown.of).parameters}
+    assert set(SPLIT) == (named | tables | images) & {f.name for f in fields(Config)}
 
 
 # ---------------------------------------------------------------- completion

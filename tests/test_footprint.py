@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,20 @@ import fedkin as fk
 from fedkin.compute.layout import Layout
 from fedkin.core import cohort as cohorts
 from fedkin.core.cohort import Cohort
-from fedkin.core.federation import Clients, Federation, each
+from fedkin.core.federation import Clients, Federation, Measured, each
 from fedkin.core.store import Keep, Store
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
 from fedkin.rounds import footprint
 from fedkin.rounds.footprint import Footprint
+
+
+def arrays(found: Measured) -> list[np.ndarray[Any, Any]]:
+    """All that was measured, on test and on validation samples."""
+    aside = [] if found.validation is None else arrays(found.validation)
+    return [found.correct, found.total, found.loss, found.extra, *aside]
+
 
 FEW = {"sizes": (9, 6, 2, 5, 7, 4, 3, 8), "participation": 0.25}
 
@@ -125,7 +132,7 @@ def test_how_many_are_judged_together_changes_no_bit(method: str, point: str, mo
     whole, rows = job.evaluate(), personal_rows(job)
     for some in (1, 3):
         monkeypatch.setattr(type(job.engine), "at_once", some)
-        for a, b in zip(astuple(whole), astuple(job.evaluate()), strict=True):
+        for a, b in zip(arrays(whole), arrays(job.evaluate()), strict=True):
             assert a.tobytes() == b.tobytes()
         assert torch.equal(rows, personal_rows(job))
 
@@ -151,7 +158,7 @@ def test_a_message_of_its_own_for_each_may_be_made_for_some_or_for_all() -> None
     expected = torch.stack([jobs[0].method.model + c for c in range(8)])  # type: ignore[attr-defined]
     for job in jobs:
         assert torch.equal(personal_rows(job), expected)
-    assert all(np.array_equal(a, b) for a, b in zip(*(astuple(j.evaluate()) for j in jobs), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(*(arrays(j.evaluate()) for j in jobs), strict=True))
 
 
 def test_a_large_result_makes_a_model_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, widest: list[int]) -> None:

@@ -28,6 +28,7 @@ from fedkin.errors import UsageError
 from fedkin.methods import METHODS
 from fedkin.options import named_spec
 from fedkin.rounds import RoundRecord, prepare
+from fedkin.runs.database import TABLES
 from fedkin.runs.folder import RunFolder
 from fedkin.sweep.groups import same_but_seed
 from fedkin.testing import finished, job_of
@@ -243,7 +244,8 @@ def test_a_folder_from_before_there_was_a_rate_is_read_and_gone_on_with(tmp_path
         api.run("fedavg", **TINY, runs_dir=str(tmp_path), on_event=stop_after(3))
     run = only_run(tmp_path)
     with sqlite3.connect(run.path / "metrics.sqlite") as base:
-        for column in ("metrics", "lr"):
+        columns = list(TABLES["rounds"])
+        for column in reversed(columns[columns.index("lr") :]):
             base.execute(f"ALTER TABLE rounds DROP COLUMN {column}")
     base.close()
     facts = json.loads((run.path / "run.json").read_text())

@@ -106,8 +106,10 @@ def fill(base: Database, rounds: Any, clients: int) -> None:
             "bytes_down": 100 * r,
             "bytes_up": 50 * r,
         }
-        base.add("rounds", [[values.get(c, None if c == "metrics" else 1.0) for c in TABLES["rounds"]]])
-        base.add("clients", [(r, 0, c, f"client-{c}", 8, 10, 80.0, 0.5, None) for c in range(clients)])
+        base.add("rounds", [[values.get(c, None if c.endswith("metrics") else 1.0) for c in TABLES["rounds"]]])
+        told = {"round": r, "final": 0, "correct": 8, "count": 10, "accuracy": 80.0, "loss": 0.5}
+        people = [{**told, "client": c, "name": f"client-{c}"} for c in range(clients)]
+        base.add("clients", [[person.get(column) for column in TABLES["clients"]] for person in people])
         base.add("exchanges", [(r, r, "train", clients, clients, 100, 50, 0.1)])
         base.add("traffic", [(r, "train", r, c, 10, 5, 0.01) for c in range(clients)])
         base.add(

@@ -162,7 +162,7 @@ def press(browser: webdriver.Chrome, selector: str, *keys: str) -> None:
 
     def reached() -> bool:
         element = browser.find_element(By.CSS_SELECTOR, selector)
-        assert element.get_attribute("tabindex") == "0"
+        assert element.get_property("tabIndex") == 0
         browser.execute_script("arguments[0].focus()", element)
         return bool(browser.switch_to.active_element == element)
 
@@ -357,7 +357,7 @@ def test_compare_what_was_selected(browser: webdriver.Chrome, address: str, pict
             browser.execute_script("return document.querySelector('#by-round path.line').getAttribute('d')") != before
         ),
     )
-    browser.find_elements(By.CSS_SELECTOR, "#by-round .legend button")[0].send_keys(Keys.SPACE)
+    press(browser, "#by-round .legend button", Keys.SPACE)
     until(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#by-round path.line")) == 2)
     assert complaints(browser) == []
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
+if TYPE_CHECKING:  # where notes are only named, numpy is not waited for
+    from numpy.typing import NDArray
 
-Floats = np.ndarray[Any, np.dtype[Any]]
 Shape = Literal["number", "text", "clients", "per_client", "pairs", "table", "fields"]
 """A number; a sentence; a list of clients; a number for each client; a number for each pair of them (row: who takes,
 column: from whom); {"clients": [...], column: [...], ...}; any other mapping or list."""
@@ -130,8 +130,10 @@ def number(value: Any) -> float | None:
     return float(value) if fits else None
 
 
-def numbers(values: Iterable[Any]) -> Floats:
+def numbers(values: Iterable[Any]) -> NDArray[Any]:
     """Floats; whatever is no finite number becomes NaN."""
+    import numpy as np
+
     return np.array([np.nan if (n := number(v)) is None else n for v in values], float)
 
 
@@ -140,8 +142,10 @@ def client_list(value: Any, clients: int) -> list[int] | None:
     return value if fits else None
 
 
-def spread_out(value: Any, clients: int, whose: Sequence[int] | None, axes: int) -> Floats | None:
+def spread_out(value: Any, clients: int, whose: Sequence[int] | None, axes: int) -> NDArray[Any] | None:
     """A vector or a square over `whose` (or all clients) among all clients."""
+    import numpy as np
+
     at = list(range(clients)) if whose is None else list(whose)
     if not isinstance(value, list) or not value or len(value) != len(at):
         return None
