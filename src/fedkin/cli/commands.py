@@ -26,6 +26,7 @@ from fedkin.cli.console import messages, print_json, screen, table
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.cli.flags import checked, from_file, grid_configs, run_config_of
 from fedkin.cli.names import check_name, completing, methods_and_files
+from fedkin.cli.waiting import load, waiting
 from fedkin.config import SPLIT, make_config
 from fedkin.version import VERSION
 
@@ -118,6 +119,7 @@ def demo(json: Json = False) -> None:
     from pathlib import Path
     from tempfile import mkdtemp
 
+    load()
     import torch
 
     from fedkin.cli.demo import LEFT_OUT, SETTINGS, DemoScreen, next_steps, report_of, sentences
@@ -134,7 +136,11 @@ def demo(json: Json = False) -> None:
     grid = run_grid(configs, title, tracked=folder is not None, screen=DemoScreen)
     kept = f"fedkin runs --runs-dir {folder} lists the runs that are finished; fedkin demo starts again"
 
-    show(grid, json, closing=lambda grid: sentences(grid) + (report_of(folder) if folder else []), go_on=kept)
+    def closing(grid: Any) -> list[str]:
+        with waiting("drawing the report"):
+            return sentences(grid) + (report_of(folder) if folder else [])
+
+    show(grid, json, closing=closing, go_on=kept)
     for line in next_steps(Path(folder)) if folder else ():
         screen().print(line, soft_wrap=True)
 

@@ -37,6 +37,11 @@ def messages() -> Console:
     return _console(sys.stderr, stderr=True)
 
 
+def on_terminal(console: Console) -> bool:
+    """Whether a screen can be redrawn: a real terminal, whatever colours were asked for."""
+    return console.file.isatty() and not console.is_dumb_terminal
+
+
 def _console(stream: Any, stderr: bool) -> Console:
     """A terminal keeps its own width; files and pipes get wide lines, so that tables stay whole."""
     fixed = None if stream.isatty() or os.environ.get("COLUMNS") else PLAIN_WIDTH

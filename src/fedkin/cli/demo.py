@@ -20,7 +20,7 @@ from fedkin.cli.live import GridScreen
 from fedkin.data import load
 from fedkin.methods import METHODS
 from fedkin.robust import ATTACKS
-from fedkin.rounds import Event, RoundRecord
+from fedkin.rounds import Event
 from fedkin.sweep.runner import Cell
 from fedkin.sweep.statistics import Outcome
 
@@ -57,13 +57,7 @@ class DemoScreen(GridScreen):
 
     def listener(self, cell: Cell) -> Callable[[Event], None]:
         self._tell()
-        cell.state = "running"
-
-        def hear(event: Event) -> None:
-            if isinstance(event, RoundRecord):
-                cell.records.append(event)
-
-        return hear
+        return self._noting(cell)
 
     def _tell(self) -> None:
         """Prints the methods that have finished since the last time."""
@@ -80,7 +74,7 @@ class DemoScreen(GridScreen):
         for method, cells in self._methods.items():
             waiting = all(c.state == "waiting" for c in cells)
             made.add_row(method, *map(_reached, cells), style="dim" if waiting else "")
-        return made
+        return self._alive(made)
 
 
 def _condition(attack: str) -> str:

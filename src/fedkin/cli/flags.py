@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fedkin.cli.names import check_name, completing
+from fedkin.cli.waiting import load
 from fedkin.config import GROUPS, SAME_POINT, Config, make_config, read_toml
 from fedkin.errors import UsageError, unknown
 from fedkin.options import Described, describe
@@ -131,6 +132,7 @@ def run_config_of(target: str, settings: Mapping[str, Any], sets: Sequence[str])
 def checked(config: Config) -> Config:
     """Refuses now what would otherwise fail only after the data are loaded; options get their right types."""
     check_names(config)
+    load()
     from fedkin.data import parse_partition
     from fedkin.methods import METHODS
     from fedkin.methods.base import options_of
@@ -251,6 +253,7 @@ def grid_configs(
     fixed: dict[str, Any] = {"attack": listed(shared.attack, "attack"), "rule": listed(shared.rule, "rule")}
     for method, attack, rule in zip_longest(methods, fixed["attack"], fixed["rule"]):
         check_names(replace(shared, method=method or shared.method, attack=attack or "none", rule=rule or "mean"))
+    load()
     from fedkin.sweep.expand import expand, flat_options
 
     first = {"seed": seeds_of(seeds, shared.seed)} if seeds is not None else {}

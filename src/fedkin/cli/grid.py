@@ -13,6 +13,7 @@ from rich.markup import escape
 from fedkin.cli.console import messages, table
 from fedkin.cli.live import GridScreen
 from fedkin.cli.outcome import run_facts
+from fedkin.cli.waiting import waiting
 from fedkin.config import Config
 from fedkin.report.tables import Entry, Sheet, paired_sheet, sheet
 from fedkin.rounds import Result
@@ -96,11 +97,13 @@ def run_grid(
     screens: list[GridScreen] = []
 
     def watch(cells: list[Cell]) -> GridScreen:
+        before.stop()
         screens.append(screen(cells, messages(), title).__enter__())
         return screens[0]
 
     try:
-        sweep = run_sweep(configs, watcher=watch, signals=tracked, tracked=tracked, **how)
+        with waiting("looking for runs that are finished, reading data") as before:
+            sweep = run_sweep(configs, watcher=watch, signals=tracked, tracked=tracked, **how)
     finally:
         for shown in screens:
             shown.__exit__(None, None, None)

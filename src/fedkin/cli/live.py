@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
-from rich.text import Text
 
-from fedkin.cli.console import ACCENT, seconds, size, sparkline, table
+from fedkin.cli.console import ACCENT, on_terminal, seconds, size, sparkline, table
 from fedkin.cli.outcome import benign_only, threat
+from fedkin.cli.waiting import Remaining, Turning, left
 from fedkin.config import Config
 from fedkin.rounds import Accuracy, Event, Prepared, RoundRecord
 from fedkin.rounds.footprint import resident
@@ -22,12 +22,8 @@ from fedkin.sweep.runner import Cell
 
 MOST_COLUMNS = 20  # of a table, that are spoken of at the start
 REFRESH = 8  # times a second
-HEADLINE_LINES = 7  # what a live table needs besides its rows
-
-
-def on_terminal(console: Console) -> bool:
-    """Whether a screen can be redrawn: a real terminal, whatever colours were asked for."""
-    return console.file.isatty() and not console.is_dumb_terminal
+HEADLINE_LINES = 8  # what a live table needs besides its rows
+OVER = ("done", "failed", "skipped", "interrupted")  # states in which nothing more comes
 
 
 def headline(prepared: Prepared) -> str:
@@ -135,14 +131,13 @@ class LiveRun:
             TextColumn(f"[bold {ACCENT}]round"),
             BarColumn(None, complete_style=ACCENT, finished_style="green"),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left"),
             console=console,
             expand=True,
         )
         self._task: TaskID | None = None
         self._records: list[RoundRecord] = []
         self._failed, self._accuracy = 0, "accuracy"
+        self._turning, self._remaining, self._rounds = Turning(), Remaining(), 0
         self._live = Live(console=console, refresh_per_second=REFRESH, get_renderable=self._render, transient=True)
 
     def __enter__(self) -> LiveRun:
@@ -159,7 +154,8 @@ class LiveRun:
             for remark in event.remarks:
                 self.say(remark)
             self._task = self._bar.add_task("rounds", total=event.config.rounds, completed=event.done)
-            self._accuracy = accuracy_of(event.config)
+            self._accuracy, self._rounds = accuracy_of(event.config), event.config.rounds
+            self._turning, self._remaining = Turning(), Remaining(event.done)
             return
         self._records.append(event)
         self._failed += event.failed
@@ -170,10 +166,11 @@ class LiveRun:
         self._console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
 
     def _render(self) -> RenderableType:
+        clock = seconds(self._turning.elapsed)
         if self._task is None:
-            return Text("loading the data and building the network ...", style="dim")
+            return self._turning.line(f"loading the data and building the network, {clock}")
         if not self._records:
-            return self._bar
+            return Group(self._bar, self._turning.line(f"the first round, {clock}"))
         last = self._records[-1]
         shown = {
             "loss": f"{last.train_loss:.4f}",
@@ -192,7 +189,8 @@ class LiveRun:
         grid = Table.grid(padding=(0, 3))
         grid.add_row(*(f"[dim]{name}[/]" for name in shown))
         grid.add_row(*shown.values())
-        return Group(self._bar, grid)
+        rest = left(self._remaining(last.round, self._rounds)) or "after the last round"
+        return Group(self._bar, grid, self._turning.line(f"{clock}, {rest}"))
 
 
 def _with_unit(accuracy: Accuracy, value: float) -> str:
@@ -220,6 +218,7 @@ class GridScreen(AbstractContextManager["GridScreen"]):
             cell.varied = self._varied
         self._live: Live | None = None
         self._ended = False
+        self._turning, self._begun = Turning(), dict[Cell, Remaining]()
         if on_terminal(console):
             self._live = Live(
                 console=console, refresh_per_second=REFRESH, get_renderable=self._render, transient=self.transient
@@ -241,15 +240,26 @@ class GridScreen(AbstractContextManager["GridScreen"]):
 
     def listener(self, cell: Cell) -> Callable[[Event], None]:
         say = None if self._live else PlainRun(self._console, f"{cell.name}  ")
-        cell.state = "running"
+        note = self._noting(cell)
 
         def hear(event: Event) -> None:
-            if isinstance(event, RoundRecord):
-                cell.records.append(event)
+            note(event)
             if say:
                 say(event)
 
         return hear
+
+    def _noting(self, cell: Cell) -> Callable[[Event], None]:
+        """Keeps what is heard of a run, and when it began."""
+        cell.state = "running"
+
+        def note(event: Event) -> None:
+            if isinstance(event, RoundRecord):
+                cell.records.append(event)
+            else:
+                self._begun[cell] = Remaining(event.done)
+
+        return note
 
     def failed(self, cell: Cell, error: str) -> None:
         cell.state, cell.error = "failed", error
@@ -262,16 +272,45 @@ class GridScreen(AbstractContextManager["GridScreen"]):
     def _render(self) -> RenderableType:
         seen = next((c.records[-1].accuracy for c in self._cells if c.records), None)
         numbers = ("seed", "round", seen.metric if seen is not None else "accuracy", "worst decile")
+        times = ("wall s",) if self._ended else ("wall s", "left")
         heads = [k.replace("_", " ") for k in self._varied]
-        made = table(self._title, "method", *heads, *numbers, "curve", "wall s", right=(*numbers, "wall s"))
-        made.columns[-2].min_width = 16
+        made = table(self._title, "method", *heads, *numbers, "curve", *times, right=(*numbers, *times))
+        made.columns[-1 - len(times)].min_width = 16
         room = len(self._cells) if self._ended else max(3, self._console.height - HEADLINE_LINES)
         for cell in window(self._cells, room):
-            made.add_row(*self._row(cell), style="dim" if cell.state == "waiting" else "")
+            row = [*self._row(cell), *([] if self._ended else [self._left(cell)])]
+            made.add_row(*row, style="dim" if cell.state == "waiting" else "")
         hidden = len(self._cells) - min(room, len(self._cells))
         if hidden:
             made.caption = f"{hidden} more lines"
-        return made
+        return self._alive(made)
+
+    def _left(self, cell: Cell) -> str:
+        """How long a run that is under way will take."""
+        begun = self._begun.get(cell)
+        if cell.state != "running" or begun is None or not cell.records:
+            return ""
+        rest = begun(cell.records[-1].round, cell.config.rounds)
+        return "" if rest is None else seconds(rest)
+
+    def _alive(self, made: Table) -> RenderableType:
+        """The table, and below it how far all is, as long as it goes on."""
+        if self._ended:
+            return made
+        over = sum(c.state in OVER for c in self._cells)
+        before = sum(c.config.rounds for c in self._cells if c.state == "skipped")
+        before += sum(begun.before for begun in self._begun.values())
+        rest = Remaining(before, self._turning.begun)(
+            sum(self._done(c) for c in self._cells), sum(c.config.rounds for c in self._cells)
+        )
+        parts = [f"{over} of {len(self._cells)} runs", seconds(self._turning.elapsed), left(rest)]
+        return Group(made, self._turning.line(", ".join(filter(None, parts))))
+
+    def _done(self, cell: Cell) -> int:
+        """Rounds of a run that are over."""
+        if cell.state in OVER:
+            return cell.config.rounds
+        return cell.records[-1].round if cell.records else self._begun[cell].before if cell in self._begun else 0
 
     def _row(self, cell: Cell) -> list[str]:
         config = cell.config

@@ -11,10 +11,11 @@ import typer
 from rich.markup import escape
 
 from fedkin.cli.application import LOOK, Json, RunsDir, command
-from fedkin.cli.console import messages, print_json, screen, seconds
+from fedkin.cli.console import messages, on_terminal, print_json, screen, seconds
 from fedkin.cli.console import table as drawn
 from fedkin.cli.extras import Budget, Devices, Jobs, Together, spread
 from fedkin.cli.flags import seeds_of
+from fedkin.cli.waiting import load
 from fedkin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def reproduce(
     if paper is None:
         return _list(json)
 
+    load()
     from fedkin.cli.paper_tables import show
     from fedkin.papers.plan import make_plan
     from fedkin.papers.runner import Ledger, open_runs
@@ -352,15 +354,15 @@ def _name(config: Config) -> str:
 
 
 def _run(plan: Plan, ledger: Ledger, data: Data, todo: int, **how: Any) -> Session:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from fedkin.cli.live import on_terminal
     from fedkin.papers.measures import Measures
     from fedkin.papers.runner import reproduce as carry_out
     from fedkin.rounds import RoundRecord
 
     out, count = messages(), 0
     bar = Progress(
+        SpinnerColumn(),
         TextColumn("[bold cyan]runs"),
         BarColumn(),
         MofNCompleteColumn(),

@@ -13,6 +13,7 @@ from fedkin.cli.application import RUNS, TRAIN, Json, RunsDir, command
 from fedkin.cli.console import messages, percent, print_json, safe, scores, screen, seconds, size, spent, table
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.cli.names import run_names
+from fedkin.cli.waiting import load
 from fedkin.config import POINTS
 from fedkin.core import notes
 from fedkin.errors import DataError, unknown
@@ -416,6 +417,7 @@ def resume(
         messages().print(f"{safe(folder.info.id)} is finished; nothing to do", soft_wrap=True)
         return print_json(_whole(folder)) if json else show_run(folder)
 
+    load()
     from fedkin.cli.live import run_screen
     from fedkin.cli.outcome import present
     from fedkin.runs.sinks import make_sinks
