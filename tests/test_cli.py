@@ -729,3 +729,19 @@ def test_nothing_becomes_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
 
     screen().print("31:AB:22", soft_wrap=True)
     assert capsys.readouterr().out.strip() == "31:AB:22"
+
+
+def test_several_values_of_an_option_belong_into_a_grid() -> None:
+    for words, way in ((("run", "ditto"), "fedkin compare METHOD --grid"), (("compare", "ditto"), "--grid")):
+        outcome = call(*words, "--set", "lam=0.1,1")
+        assert outcome.exit_code == 2
+        assert f"for several values: {way} lam=0.1,1" in outcome.stderr
+    assert "several values" not in call("run", "ditto", "--set", "lam=x").stderr
+
+
+def test_a_plan_is_printed_as_a_result(tmp_path: Path) -> None:
+    words = ("reproduce", "fedcap", "table1", "--rows", "CIFAR-10", "--quick", "--plan", "--data-dir", str(tmp_path))
+    outcome = call(*words, "--runs-dir", str(tmp_path))
+    assert outcome.exit_code == 0, outcome.output
+    assert "cells can be run" in outcome.stdout
+    assert "cells can be run" not in outcome.stderr

@@ -125,8 +125,10 @@ def assignments(words: Sequence[str]) -> dict[str, str]:
 def run_config_of(target: str, settings: Mapping[str, Any], sets: Sequence[str]) -> Config:
     """The configuration of `fedkin run TARGET`: a method's name or a TOML file, with flags on top."""
     values: dict[str, Any] = from_file(target) if is_file(target) else {"method": target}
-    given = {**values.get("options", {}), **assignments(sets)}
-    return checked(make_config({**values, **settings, "options": given}))
+    own = assignments(sets)
+    given = {**values.get("options", {}), **own}
+    with _several(own, "fedkin compare METHOD --grid"):
+        return checked(make_config({**values, **settings, "options": given}))
 
 
 def checked(config: Config) -> Config:
@@ -204,6 +206,18 @@ def _naming(what: str) -> Iterator[None]:
         raise UsageError(f"{what}: {error}") from None
 
 
+@contextmanager
+def _several(given: Mapping[str, str], grid: str) -> Iterator[None]:
+    """Adds to a refusal of several values in one --set what takes them."""
+    try:
+        yield
+    except UsageError as error:
+        for name, value in given.items():
+            if "," in value and value in str(error):
+                raise UsageError(f"{error}; for several values: {grid} {name}={value}") from None
+        raise
+
+
 def listed(text: str, flag: str) -> list[str]:
     """Several attacks or rules in one value. A comma begins the next one, unless what follows it is an option
     (`share=0.5`: an equals sign and no colon before it) of the one before."""
@@ -268,7 +282,8 @@ def grid_configs(
         kept = {**{k: v for k, v in axes.items() if k == "seed"}, **cell}
         blocks.append({**fixed, **{k: v for k, v in kept.items() if k not in won}, **by_hand, **first})
     options = {**flat_options(base.get("options", {})), **given}
-    return expand({**base, **settings, "options": options}, blocks, checked, say)
+    with _several(given, "--grid"):
+        return expand({**base, **settings, "options": options}, blocks, checked, say)
 
 
 def grid_file(path: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:

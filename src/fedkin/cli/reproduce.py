@@ -19,6 +19,8 @@ from fedkin.cli.waiting import load
 from fedkin.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedkin.config import Config
     from fedkin.papers.plan import Estimate, Plan
     from fedkin.papers.published import Paper, Table
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from fedkin.sweep.loaded import Data
 
 MOST_REASONS = 8
-TIMING = 60.0  # seconds at most that rounds are timed for, where only a plan is asked for
+TIMING = 15.0  # seconds after which no further kind of run is timed
 
 
 @command(
@@ -139,10 +141,10 @@ def reproduce(
     made = make_plan(found, chosen, numbers, data, small=quick, settings=_checked(where))
     ledger = Ledger(runs_dir, data)
     todo = open_runs(made, ledger, again)
-    estimate = _calibrated(todo, data, ledger, budget, plan)
+    estimate = _calibrated(todo, data, ledger, budget)
     facts = _plan_facts(made, todo, estimate, how)
     if not json or not plan:
-        _say_plan(made, todo, facts, data)
+        _say_plan(screen() if plan else messages(), made, todo, facts, data)
     if plan:
         return print_json({"plan": facts}) if json else None
     session = _run(made, ledger, data, len(todo), again=again, signals=checkpoint_every > 0, **how)
@@ -249,8 +251,7 @@ def _render(folder: str) -> None:
 # ------------------------------------------------------------ the plan
 
 
-def _calibrated(todo: Sequence[Config], data: Data, ledger: Ledger, budget: float | None, asked: bool) -> Estimate:
-    """`asked`: the time is what somebody wants to know; else it must not take much of the run's own."""
+def _calibrated(todo: Sequence[Config], data: Data, ledger: Ledger, budget: float | None) -> Estimate:
     from fedkin.papers.plan import calibrate
     from fedkin.papers.runner import device_name
     from fedkin.rounds import pick_device
@@ -258,8 +259,7 @@ def _calibrated(todo: Sequence[Config], data: Data, ledger: Ledger, budget: floa
     out = messages()
     here = device_name(str(pick_device(todo[0].device))) if todo else ""
     known = [o for o in ledger.outcomes if o.device == here]
-    most = TIMING if asked else TIMING / 4
-    limit = most if budget is None else min(most, 6.0 * budget)
+    limit = TIMING if budget is None else min(TIMING, 6.0 * budget)
     with out.status("timing a round of each kind of run ...") as status:
         return calibrate(todo, data, known, limit, lambda c: status.update(f"timing {escape(_name(c))} ..."))
 
@@ -301,8 +301,7 @@ def _plan_facts(plan: Plan, todo: Sequence[Config], estimate: Estimate, how: Map
     }
 
 
-def _say_plan(plan: Plan, todo: Sequence[Config], facts: dict[str, Any], data: Data) -> None:
-    out = messages()
+def _say_plan(out: Console, plan: Plan, todo: Sequence[Config], facts: dict[str, Any], data: Data) -> None:
     for one in facts["tables"]:
         out.print(
             f"[bold]{escape(plan.paper.name)} {one['table']}[/]  {escape(one['title'])}: "
