@@ -36,6 +36,7 @@ from fedkin.rounds.choices import reading_of, targets_of
 from fedkin.rounds.settings import idle, refuse, settled
 from fedkin.runs import start as runs
 from fedkin.runs.catalogue import Catalogue
+from fedkin.runs.origin import of_result, resolved, with_origin
 from fedkin.sweep.executor import Ended
 from fedkin.sweep.runner import Cell, Quiet, run_sweep
 from fedkin.sweep.selection import check_way, selected
@@ -63,6 +64,7 @@ def run(
     partition: str | Partition = USUAL,
     model: str | Given | None = None,
     task: str | Task | None = None,
+    start_from: str | Result | None = None,
     options: Mapping[str, Any] | None = None,
     on_event: Listener | None = None,
     **settings: Any,
@@ -73,9 +75,10 @@ def run(
     weights are drawn anew from the seed), or its class or a function that makes one; `clients` a number, or your data:
     a list (or a dictionary by name) with one (x, y) or (x_train, y_train, x_test, y_test), data frame with a column
     "label", or torch Dataset per client. `task` says what is learnt, where that is not one class of several: a name, as
-    in "regression:loss=mae", or what `fk.task` makes of your own loss and metrics. With `runs_dir` the run leaves a
-    folder there, `result.run`, and can be resumed. A setting that would change nothing is refused."""
-    asked = _request(method, data, clients, partition, model, options, settings, task=task)
+    in "regression:loss=mae", or what `fk.task` makes of your own loss and metrics. `start_from` is an earlier run, by
+    name or as its result: the new one begins with what that one learnt. With `runs_dir` the run leaves a folder there,
+    `result.run`, and can be resumed. A setting that would change nothing is refused."""
+    asked = _request(method, data, clients, partition, model, options, settings, task=task, start_from=start_from)
     return _run(asked, on_event)
 
 
@@ -233,7 +236,7 @@ def _result_of(ended: Ended) -> Result | None:
 def _run(asked: _Asked, on_event: Listener | None) -> Result:
     _check_folder(asked.config)
     start = run_config if asked.config.runs_dir is None else runs.start
-    result = start(asked.config, on_event=on_event, **asked.objects)
+    result = start(asked.config, on_event=on_event, **with_origin(asked.config, asked.objects))
     _warn(result)
     return result
 
@@ -257,6 +260,7 @@ def _request(
     options: Any = None,
     settings: Mapping[str, Any] | None = None,
     task: Any = None,
+    start_from: Any = None,
     **more: Any,
 ) -> _Asked:
     values: dict[str, Any] = {**(settings or {}), **more, "options": {} if options is None else options}
@@ -277,6 +281,13 @@ def _request(
         objects["task"] = task
     elif task is not None:
         values["task"] = task
+    if isinstance(start_from, Result):
+        if start_from._trained is None:
+            raise UsageError("start_from: this result has no models of its run; give the run's name or folder")
+        objects["begin_with"] = start_from._trained
+        values["start_from"] = of_result(start_from._trained, start_from.run)
+    elif start_from is not None:
+        values["start_from"] = start_from
     deal = _unwritten(partition) if isinstance(partition, Partition) else None
     if partition is not USUAL:
         values["partition"] = str(partition) if isinstance(partition, Partition) else partition
@@ -300,7 +311,7 @@ def _request(
         found = _checked(data)
         values["data"] = found.name if isinstance(found, Dataset) else found[0].name
         objects["data"] = Brought(found, deal)
-    config = make_config(values, values.keys() - inferred if inferred else None)
+    config = resolved(make_config(values, values.keys() - inferred if inferred else None))
     if deal is not None and "data" not in objects and not is_folder(config.data):
         objects["data"] = Brought(load(config.data, config.data_dir), deal)
     return _Asked(config, objects)

@@ -22,6 +22,7 @@ from fedkin.rounds import Event, Job, Listener, Result, RoundRecord, drive, prep
 from fedkin.runs.database import salvage
 from fedkin.runs.entries import Row, client_rows, tables_of
 from fedkin.runs.folder import METRICS, RunFolder
+from fedkin.runs.origin import with_origin
 from fedkin.runs.recorder import Recorder
 from fedkin.runs.sinks import make_sinks
 from fedkin.runs.start import Interrupted, Stop, begin, follow, resume, start
@@ -128,7 +129,7 @@ class Executor:
         """A run from where it is to its end, in its folder if it has one."""
         given = {**task.given, **shared}
         if not self.tracked:
-            job = prepare(task.placed, **{**given, "data": loaded})
+            job = prepare(task.placed, **with_origin(task.placed, {**given, "data": loaded}))
             ready(job)
             return drive(job, hear)
         given |= {"stop": self.stop, "sinks": make_sinks(self.sinks), "say": partial(self.tell, "say", task.number)}
@@ -190,7 +191,7 @@ class Executor:
         result = self._run(first, loaded, hear, jobs.append, **shared)
         yield first, result
         for task in others:
-            job = prepare(task.placed, data=loaded, **shared)
+            job = prepare(task.placed, data=loaded, begin_with=jobs[0].taken, **shared)
             own = {k: v for k, v in job.method.state().items() if k.startswith("tune_")}
             job.restore({**deepcopy(states[0]), "method": {**deepcopy(states[0]["method"]), **own}})
             listen = partial(self.tell, "event", task.number)
