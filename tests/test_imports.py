@@ -194,7 +194,12 @@ def test_a_run_is_begun_and_restored_in_one_place() -> None:
 def test_there_is_one_runner_of_grids() -> None:
     """Compare, demo, reproduce and Python go through it, and nobody else starts runs one after another, lays them
     together or brings up processes for them."""
-    assert set(places("run_sweep")) == {"api.py:compare", "cli/grid.py:run_grid", "papers/runner.py:reproduce"}
+    assert set(places("run_sweep")) == {
+        "api.py:compare",
+        "cli/grid.py:run_grid",
+        "papers/runner.py:reproduce",
+        "sweep/tuning.py:_Batch.run",
+    }
     assert set(places("run_together")) == {"sweep/executor.py:Executor._together", "bench/cells.py:cell_costs"}
     assert {p.partition(":")[0] for p in places("Lockstep")} == {"sweep/together.py"}
     assert {p.partition(":")[0] for p in places("context.Process")} == {"sweep/processes.py"}

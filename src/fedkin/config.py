@@ -163,7 +163,7 @@ class Config:
     epochs: int = option(5, "local epochs in each round", low=1, group=TRAINING)
     batch: int = option(10, "mini-batch size", low=1, group=TRAINING)
     optimiser: Literal["sgd", "adam"] = option("sgd", "local optimiser", group=TRAINING)
-    lr: float = option(0.01, "learning rate", above=0, group=TRAINING)
+    lr: float = option(0.01, "learning rate", above=0, group=TRAINING, search="0.001..1:log")
     lr_schedule: str = option(
         "constant",
         "how the learning rate changes from round to round; `fedkin schedules` lists the ways; options follow a "

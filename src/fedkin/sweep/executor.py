@@ -31,9 +31,9 @@ from fedkin.sweep.together import run_together
 from fedkin.sweep.trainings import tunes
 
 Loaded = tuple[Dataset, Split]
-Tell = Callable[[str, int, Any], None]
-"""Hears what becomes of a task: "event" (the event), "say" (a sentence), and at its end "done" (what is kept of it, and
-its folder's name), "failed" (the exception) or "stopped" (its folder's name)."""
+Tell = Callable[[str, int, Any], bool]
+"""Hears what becomes of a task: "event" (the event; true if the run is to end with it), "say" (a sentence), and at its
+end "done" (what is kept of it, and its folder's name), "failed" (the exception) or "stopped" (its folder's name)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +142,12 @@ class Executor:
 
     def _one(self, training: Sequence[Task], loaded: Loaded, **shared: Any) -> Iterator[tuple[Task, Result]]:
         (task,) = training
-        yield task, self._run(task, loaded, partial(self.tell, "event", task.number), **shared)
+
+        def hear(event: Event) -> None:
+            if self.tell("event", task.number, event):
+                raise Interrupted("it was to end here", Path(), 0)
+
+        yield task, self._run(task, loaded, hear, **shared)
 
     def _evaluated(self, training: Sequence[Task], loaded: Loaded, **shared: Any) -> Iterator[tuple[Task, Result]]:
         """One training, evaluated as each run says."""
@@ -194,7 +199,10 @@ class Executor:
             job = prepare(task.placed, data=loaded, begin_with=jobs[0].taken, **shared)
             own = {k: v for k, v in job.method.state().items() if k.startswith("tune_")}
             job.restore({**deepcopy(states[0]), "method": {**deepcopy(states[0]["method"]), **own}})
-            listen = partial(self.tell, "event", task.number)
+
+            def listen(event: Event, number: int = task.number) -> None:
+                self.tell("event", number, event)
+
             if result.run is None:
                 yield task, drive(job, listen)
             else:
