@@ -230,6 +230,7 @@ def _facts(folder: RunFolder) -> dict[str, str]:
         "sent": size(info.bytes),
         "time": f"{_time(info) if math.isnan(info.wall) else spent(info.wall, info.times)} on {env.get('device')}",
         "begun": f"{info.created}, last changed {info.updated}",
+        "began with": _began(info),
         "more rounds": "; ".join(f"{e['from']} to {e['to']}, on {e['at']}" for e in info.extended),
         "versions": f"{versions}, {env.get('platform')}",
         "source": str(env.get("source") or ""),
@@ -244,6 +245,17 @@ def _facts(folder: RunFolder) -> dict[str, str]:
         "error": info.error or "",
         "folder": str(info.path),
     }
+
+
+def _began(info: RunInfo) -> str:
+    """The run that it started from, and what was taken over."""
+    start = info.raw.get("start")
+    if not isinstance(start, dict):
+        return ""
+    parts = [(words, start.get(name)) for words, name in (("taken over", "taken"), ("not", "left"))]
+    said = [f"{words}: {'; '.join(map(str, found))}" for words, found in parts if isinstance(found, list) and found]
+    which = f"{start.get('run')} ({start.get('method')}, after round {start.get('round')})"
+    return ". ".join([which, *said, f"sha256 {start.get('sha256')}"])
 
 
 def _names(info: RunInfo, clients: list[int]) -> str:

@@ -211,6 +211,11 @@ def _check(config: Config) -> None:
     for name, usual in ONLY_SIMULATED.items():
         if getattr(config, name) != usual:
             raise UsageError(f"{name}={getattr(config, name)!r} is for simulations: real sites bring their own trouble")
+    if config.start_from is not None:
+        raise UsageError(
+            f"start_from={config.start_from!r} is for simulations: a server of real sites begins with a model of its "
+            "own, and does not know what its sites kept; leave it out"
+        )
     wish = Preparing.of(config.impute, config.scale)
     if "federated" in (wish.impute, wish.scale):
         name = "impute" if wish.impute == "federated" else "scale"
