@@ -185,7 +185,7 @@ def test_a_run_is_begun_and_restored_in_one_place() -> None:
     assert places("begin") == ["deploy/server.py:run_server", "runs/start.py:start", "sweep/executor.py:_recorder"]
     assert {p.partition(":")[0] for p in places("Recorder.create")} == {"runs/start.py", "bench/overheads.py"}
     assert {p.partition(":")[0] for p in places("checkpoint.load")} == {"runs/restore.py"}
-    looking = {"runs/restore.py:_put_back", "runs/restore.py:as_it_was", "runs/extension.py:check_longer"}
+    looking = {"runs/restore.py:_put_back", "runs/restore.py:at_newest", "runs/extension.py:check_longer"}
     assert set(places("sound_checkpoints")) == looking
     assert {p.partition(":")[0] for p in places("database.rewrite")} == {"runs/restore.py"}
 

@@ -119,20 +119,25 @@ def as_it_was(run: RunFolder, device: str | None = None) -> Job:
     if info.deployed or info.data == "sites":
         raise UsageError(
             f"run {info.id!r} was a deployment: each site has its own model, as personal.safetensors, and only the "
-            "server knows where its sites are"
+            f"server knows where its sites are; a site that comes late gets one from fedkin server --join {info.id}"
         )
     if info.objects:
         raise UsageError(
             f"run {info.id!r} was given its {', '.join(info.objects)} as Python objects, which are not in its folder: "
             f"use what fedkin.resume({info.id!r}, {', '.join(f'{name}=...' for name in info.objects)}) returns"
         )
+    return at_newest(run, lambda: prepare(info.configuration(**changed), admitted=True))
+
+
+def at_newest(run: RunFolder, prepared: Callable[[], Job]) -> Job:
+    """A run's job, prepared anew, as its newest sound checkpoint has it."""
+    info = run.info
     if not checkpoint.names(run.path / CHECKPOINTS):
         raise DataError(f"run {info.id!r} has no checkpoint, so no models; run it with --checkpoint-every 1")
     plugins.require(info.id, info.raw.get("plugins"))
-    job = prepare(info.configuration(**changed), admitted=True)
+    job, passed = prepared(), list[str]()
     if job.prepared.split_hash != info.prepared.get("split_hash"):
         raise DataError(f"run {info.id!r}: its data or their split are not what they were; restore the data")
-    passed: list[str] = []
     sound = next(sound_checkpoints(job, run, passed.append), None)
     if sound is None:
         raise DataError(f"run {info.id!r}: no sound checkpoint is left ({passed[-1]})")
