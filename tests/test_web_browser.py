@@ -261,7 +261,7 @@ def test_a_live_run_advances_before_the_eyes(
             done = httpx.get(f"{address}/api/runs/{name}").json()["curves"]["round"]
             until(browser, lambda: browser.execute_script(points) == len(done))
             assert text(browser, "going") == f"{len(done)} of 2000 rounds"
-            assert f"fedkin resume {name}" in until(browser, lambda: text(browser, "problem"))
+            assert f"fedkin resume {name}" in until(browser, lambda: text(browser, "steps"))
             assert "equal throughout" in browser.find_element(By.CSS_SELECTOR, "#bytes-per-round .readout").text
             asked = "return performance.getEntriesByType('resource').map(entry => entry.name)"
             assert sum("/stream" in place for place in browser.execute_script(asked)) == 1
@@ -344,21 +344,21 @@ def test_compare_what_was_selected(browser: webdriver.Chrome, address: str, pict
         until(browser, lambda name=name: _ticked(browser, name))
     assert "3" in link.text
     link.click()
-    until(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#by-round path.line")) == 3)
+    until(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#per-round path.line")) == 3)
     diff = until(browser, lambda: text(browser, "diff"))
     assert "attack" in diff
     assert "ipm" in diff
     picture("compare")
-    before = browser.execute_script("return document.querySelector('#by-round path.line').getAttribute('d')")
+    before = browser.execute_script("return document.querySelector('#per-round path.line').getAttribute('d')")
     Select(browser.find_element(By.ID, "measure")).select_by_value("test_loss")
     until(
         browser,
         lambda: (
-            browser.execute_script("return document.querySelector('#by-round path.line').getAttribute('d')") != before
+            browser.execute_script("return document.querySelector('#per-round path.line').getAttribute('d')") != before
         ),
     )
-    press(browser, "#by-round .legend button", Keys.SPACE)
-    until(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#by-round path.line")) == 2)
+    press(browser, "#per-round .legend button", Keys.SPACE)
+    until(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#per-round path.line")) == 2)
     assert complaints(browser) == []
 
 

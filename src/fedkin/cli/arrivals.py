@@ -77,6 +77,11 @@ def join(
     for t in found.trials:
         name, count = safe(t.client), "0 (before)" if not t.samples else str(t.samples)
         made.add_row(name, count, said(t.accuracy, found.metric.unit), said(t.loss, ""), str(t.test_samples))
+    if len(found.names) > 1:
+        made.add_section()
+        for samples_each, mean in found.means().items():
+            count = str(samples_each) if samples_each else "0 (before)"
+            made.add_row(f"mean of {len(found.names)}", count, said(mean, found.metric.unit), "", "")
     out = screen()
     out.print(made)
     for remark in found.remarks:
