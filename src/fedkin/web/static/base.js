@@ -122,6 +122,6 @@ export function table(caption, head, rows) {
     make("caption", { class: "unseen" }, caption),
     make("thead", {}, make("tr", {}, names.map((name, i) => make("th", { scope: "col", class: numeric[i] ? "number" : null }, name)))),
     make("tbody", {}, rows.map((row) =>
-      make("tr", {}, row.map((cell, i) => make("td", { class: numeric[i] ? "number" : null }, cell ?? "–"))))),
+      make("tr", {}, row.map((cell, i) => make("td", { class: numeric[i] ? "number" : null, "data-name": names[i] }, cell ?? "–"))))),
   );
 }
