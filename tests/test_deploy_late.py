@@ -18,7 +18,11 @@ from typer.testing import CliRunner
 
 pytest.importorskip("cryptography")
 
+pytest.importorskip("pandas")
+
 from test_deploy_processes import Place, experiment
+from test_deploy_tables import SETTINGS as TABLES
+from test_deploy_tables import deployed, write_tables
 from test_restore import InPerson
 
 import fedkin as fk
@@ -89,9 +93,18 @@ class Alone(InPerson):
         return {self.place + client: came for client, came in super().collect().items()}
 
 
-@pytest.mark.parametrize("method", list(METHODS))
-def test_a_site_that_comes_late_gets_what_a_simulation_gives(method: str, tmp_path: Path) -> None:
-    job, facts = trained_over_sites(tmp_path, method)
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        *((name, {}) for name in METHODS),
+        ("fedavg", {"eval_point": "after_local"}),
+        ("fedper", {"lr_schedule": "cosine", "lr_factors": "2+0.5", "test_share": 0.4}),
+    ],
+)
+def test_a_site_that_comes_late_gets_what_a_simulation_gives(
+    method: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    job, facts = trained_over_sites(tmp_path, method, **settings)
     trained, digits = Trained.of(job), load("digits")
     expected = arrive(trained, own_clients({"riga": (digits.x[200:260], digits.y[200:260])}))
     worker, late = worker_of(tmp_path, "riga", slice(200, 260))
@@ -171,6 +184,39 @@ class Town:
 def town(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Town:
     monkeypatch.setattr(client, "LET_IN", 0.5)  # whoever is refused soon gives up
     return Town(tmp_path)
+
+
+def test_a_table_is_prepared_as_in_a_simulation(tmp_path: Path) -> None:
+    """Its columns in an order of its own; the last site has a word that the run does not know."""
+    wish = {"impute": "local", "scale": "local"}
+    write_tables(tmp_path / "sites")
+    job, _, workers = deployed(tmp_path / "sites", **wish)
+    job.engine._checkpoints = lambda: []
+    drive(job, None, lambda job, record: None)
+    facts = [Facts.of(unpack(w.answer({"own": pack({}, {"kind": "hello"})})).fields) for w in workers]
+    (tmp_path / "late").mkdir()
+    for name, cities in (("riga", ["c", "a"]), ("turin", ["d", "a"])):
+        lines = [f"{i % 2},{cities[i % 3 % 2]},{20 + i if i % 5 else ''}" for i in range(30)]
+        (tmp_path / "late" / f"{name}.csv").write_text("\n".join(["label,city,age", *lines]))
+    simulated = fk.run(data=str(tmp_path / "sites"), **TABLES, **wish)
+    late = Worker("riga", tmp_path / "late" / "riga.csv", tmp_path / "riga", lambda text: None, secret=False)
+    carrier, told = Alone(late, 2), Facts.of(unpack(late.answer({"own": pack({}, {"kind": "hello"})})).fields)
+    visit = Visit(Trained.of(job), facts, told, 20, carrier, Serving())
+    assert misfit(facts, told) is None
+    assert carrier.invite(visit)["kind"] == "joined"
+    visit.settle()
+    unpack(late.answer({"own": pack({}, {"kind": "done"})}))
+    made = load_model(late.model_file)
+    expected = fk.join(simulated, data=tmp_path / "late" / "riga.csv")
+    wanted = expected.personal("riga")
+    assert made.card.preparation == wanted.samples.preparations[0]
+    own = dict(made.module.named_parameters())
+    assert all(torch.allclose(own[name], value, atol=1e-5) for name, value in wanted.network.named_parameters())
+    other = Worker("turin", tmp_path / "late" / "turin.csv", tmp_path / "turin", lambda text: None, secret=False)
+    told = Facts.of(unpack(other.answer({"own": pack({}, {"kind": "hello"})})).fields)
+    carrier = Alone(other, 2)
+    reply = carrier.invite(Visit(Trained.of(job), facts, told, 20, carrier, Serving()))
+    assert reply["reason"] == "column 'city' has the word 'd', which nobody in the federation has"
 
 
 REFUSED = {

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fedkin.data import Preparing
@@ -22,8 +23,10 @@ from fedkin.engines.measurement import Judge
 from fedkin.engines.rehearsal import Rehearsal
 from fedkin.engines.remote import Carrier, Remote, Terms
 from fedkin.errors import DataError, FedKinError
+from fedkin.options import said
 from fedkin.rounds.newcomers import Welcome, late_config
 from fedkin.rounds.trained import Trained
+from fedkin.runs.checkpoint import writing
 from fedkin.runs.facts import now
 from fedkin.runs.folder import LOG, RunFolder
 from fedkin.runs.restore import at_newest
@@ -83,13 +86,15 @@ class Visitors(Sites):
     def _has_been(self, name: str) -> bool:
         return self._over[name][0] == self._processes[name]
 
-    def seat(self, name: str, run: str, place: int, invite: Callable[[], None]) -> None:
-        """Let one of them in, under the number `place`, by what `invite` sends; DataError where that fails."""
+    def seat(self, visit: Visit, run: str) -> None:
+        """Invite one of them to a run of its own, of this name; DataError where it does not take part."""
+        name, place = visit.late.name, visit.place
         self._by_number, self._run, self._attempt = [""] * place + [name], run, int(time.time() * 1000)
+        self._invitation, self._trunk = lambda _: visit.invitation(), lambda: as_values(visit.trained.network)
         self._ready.clear()
         self._furnished.clear()
         self.trouble.pop(name, None)
-        invite()
+        self._invite(name)
         until = time.monotonic() + TALK
         while place not in self._ready:
             self.tick()
@@ -129,7 +134,9 @@ def serve_latecomers(
             while clients is None or len(found.settled) < clients:
                 late = sites.next()
                 if late is not None:
-                    _visit(run, Visit(trained, facts, late, epochs, sites, serving), sites, found, say)
+                    line = _welcome(late, partial(Visit, trained, facts, late, epochs, sites, serving), sites, found)
+                    _log(run, line)
+                    say(line)
                     last = time.monotonic()
                 elif clients is not None and time.monotonic() - last > serving.wait:
                     raise FedKinError(
@@ -143,29 +150,30 @@ def serve_latecomers(
         return found
 
 
-def _visit(run: RunFolder, visit: Visit, sites: Visitors, found: Latecomers, say: Say) -> None:
-    name, number = visit.late.name, time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+def _log(run: RunFolder, line: str) -> None:
+    """One line more in the run's log, like those of its own server."""
+    with writing(run.path / LOG), open(run.path / LOG, "a", encoding="utf-8") as log:
+        log.write(f"{now()} {' '.join(line.split())}\n")
+
+
+def _welcome(late: Facts, visit: Callable[[], Visit], sites: Visitors, found: Latecomers) -> str:
+    """Serve one site; what is to be said of it."""
+    number = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     try:
-        sites._invitation = lambda place: visit.invitation()
-        sites._trunk = lambda: as_values(visit.trained.network)
-        sites.seat(name, f"{run.info.id[:70]}-late-{number}", visit.place, lambda: sites._invite(name))
-        found.settled.append(visit.settle())
-    except Exception as error:  # whatever comes of what a site does is that site's trouble
+        one = visit()
+        sites.seat(one, f"{found.run[:70]}-late-{number}")
+        found.settled.append(one.settle())
+    except Exception as error:  # whatever comes of what a site says and does is that site's trouble
         why = str(error) if isinstance(error, FedKinError) else f"{type(error).__name__}: {error}"
-        say(f"site {name!r} has no model: {why}")
-        return sites.leave(name, why)
-    sites.leave(name)
-    told = found.settled[-1]
-    unit = found.metric.unit
-    words = ", ".join(
-        f"{found.metric.name} {value:.4g}{unit} {when}"
-        for value, when in ((told.before, "before"), (told.after, "after"))
-        if not math.isnan(value)
-    )
-    line = f"site {name!r} came late and has a model of its own, by {told.train_samples} samples: {words or 'no test'}"
-    with open(run.path / LOG, "a", encoding="utf-8") as log:
-        log.write(f"{now()} {line}\n")
-    say(line)
+        sites.leave(late.name, why)
+        return f"site {late.name!r} has no model: {why}"
+    sites.leave(late.name)
+    told, metric = found.settled[-1], found.metric
+    both = {"before": told.before, "after": told.after}
+    known = {when: value for when, value in both.items() if not math.isnan(value)}
+    words = ", ".join(f"{said(value, metric.unit)}{metric.unit} {when}" for when, value in known.items())
+    words = f"{metric.name} {words}" if words else "it does not tell how that does"
+    return f"site {late.name!r} came late and has a model of its own, by {told.train_samples} samples: {words}"
 
 
 class Visit:
