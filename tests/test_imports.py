@@ -186,7 +186,7 @@ def test_a_run_is_begun_and_restored_in_one_place() -> None:
     assert {p.partition(":")[0] for p in places("Recorder.create")} == {"runs/start.py", "bench/overheads.py"}
     assert {p.partition(":")[0] for p in places("checkpoint.load")} == {"runs/restore.py", "runs/begun_with.py"}
     assert places("begun_with.kept") == ["runs/restore.py:as_it_was", "runs/start.py:resume"]
-    looking = {"runs/restore.py:_put_back", "runs/restore.py:as_it_was", "runs/extension.py:check_longer"}
+    looking = {"runs/restore.py:_put_back", "runs/restore.py:at_newest", "runs/extension.py:check_longer"}
     assert set(places("sound_checkpoints")) == looking
     assert {p.partition(":")[0] for p in places("database.rewrite")} == {"runs/restore.py"}
 

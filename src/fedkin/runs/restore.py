@@ -119,15 +119,19 @@ def check_readable(run: RunFolder) -> None:
     if info.deployed or info.data == "sites":
         raise UsageError(
             f"run {info.id!r} was a deployment: each site has its own model, as personal.safetensors, and only the "
-            "server knows where its sites are"
+            f"server knows where its sites are; a site that comes late gets one from fedkin server --join {info.id}"
         )
     if info.objects:
         raise UsageError(
             f"run {info.id!r} was given its {', '.join(info.objects)} as Python objects, which are not in its folder: "
             f"use what fedkin.resume({info.id!r}, {', '.join(f'{name}=...' for name in info.objects)}) returns"
         )
+    _check_models(run)
+
+
+def _check_models(run: RunFolder) -> None:
     if not checkpoint.names(run.path / CHECKPOINTS):
-        raise DataError(f"run {info.id!r} has no checkpoint, so no models; run it with --checkpoint-every 1")
+        raise DataError(f"run {run.info.id!r} has no checkpoint, so no models; run it with --checkpoint-every 1")
 
 
 def as_it_was(run: RunFolder, device: str | None = None, only: str | None = None) -> Job:
@@ -135,11 +139,18 @@ def as_it_was(run: RunFolder, device: str | None = None, only: str | None = None
     read; it may still be going on. `only`: the checkpoint that this has to be."""
     check_readable(run)
     info, changed = run.info, {} if device is None else {"device": device}
+    settings = info.configuration(**changed)
+    return at_newest(run, lambda: prepare(settings, admitted=True, begin_with=begun_with.kept(info)), only)
+
+
+def at_newest(run: RunFolder, prepared: Callable[[], Job], only: str | None = None) -> Job:
+    """A run's job, prepared anew, as its newest sound checkpoint has it."""
+    info = run.info
+    _check_models(run)
     plugins.require(info.id, info.raw.get("plugins"))
-    job = prepare(info.configuration(**changed), admitted=True, begin_with=begun_with.kept(info))
+    job, passed = prepared(), list[str]()
     if job.prepared.split_hash != info.prepared.get("split_hash"):
         raise DataError(f"run {info.id!r}: its data or their split are not what they were; restore the data")
-    passed: list[str] = []
     sound = next(sound_checkpoints(job, run, passed.append), None)
     if sound is None:
         raise DataError(f"run {info.id!r}: no sound checkpoint is left ({passed[-1]})")
