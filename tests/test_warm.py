@@ -23,7 +23,7 @@ from fedkin.deploy.server import Serving, run_server
 from fedkin.errors import DataError, UsageError
 from fedkin.rounds import Result
 from fedkin.rounds.trained import Trained
-from fedkin.runs import origin, restore
+from fedkin.runs import checkpoint, origin, restore
 from fedkin.runs.begun_with import START
 from fedkin.runs.catalogue import Catalogue, Past
 from fedkin.runs.folder import CHECKPOINTS, RunFolder
@@ -293,3 +293,21 @@ def test_on_the_command_line(runs: Path) -> None:
     assert wrong.exit_code == 2
     assert "unknown run 'nothing-like-it'" in wrong.output
     shutil.rmtree(folder)
+
+
+def test_a_folder_that_was_made_up_is_refused_in_words(tmp_path: Path) -> None:
+    first = train("fedavg", 1, runs_dir=str(tmp_path))
+    warm = train("local", 1, start_from=first, runs_dir=str(tmp_path))
+    folder = folder_of(warm)
+    for state, error in (
+        ({"tensors": {"body.9.weight": torch.zeros(3)}, "kept": {}}, "'body.9.weight', which does not fit its network"),
+        ({"tensors": {}, "kept": {"own": 3}}, "its copy of that cannot be read"),
+        ({"tensors": {}, "kept": {"other": {"ids": torch.arange(2), "rows": torch.zeros(2, 3)}}}, "keeps 'other'"),
+    ):
+        checkpoint.save(folder.path / CHECKPOINTS, START, 0, state)
+        with pytest.raises(DataError, match=error):
+            fk.resume(str(folder.path))
+    raw = json.loads((folder.path / "run.json").read_text())
+    (folder.path / "run.json").write_text(json.dumps({**raw, "start": {"taken": 3, "left": "x", "notes": [{}]}}))
+    assert folder_of(warm).info.began_with["notes"] == ["{}"]
+    assert CliRunner().invoke(app, ["show", str(folder.path)]).exit_code == 0

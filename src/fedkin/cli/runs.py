@@ -249,13 +249,11 @@ def _facts(folder: RunFolder) -> dict[str, str]:
 
 def _began(info: RunInfo) -> str:
     """The run that it started from, and what was taken over."""
-    start = info.raw.get("start")
-    if not isinstance(start, dict):
+    start = info.began_with
+    if not start:
         return ""
-    parts = [(words, start.get(name)) for words, name in (("taken over", "taken"), ("not", "left"))]
-    said = [f"{words}: {'; '.join(map(str, found))}" for words, found in parts if isinstance(found, list) and found]
-    which = f"{start.get('run')} ({start.get('method')}, after round {start.get('round')})"
-    return ". ".join([which, *said, f"sha256 {start.get('sha256')}"])
+    said = [f"{words}: {'; '.join(start[k])}" for words, k in (("taken over", "taken"), ("not", "left")) if start[k]]
+    return ". ".join([f"{start['run']} ({start['method']}, after round {start['round']})", *said, *start["notes"]])
 
 
 def _names(info: RunInfo, clients: list[int]) -> str:

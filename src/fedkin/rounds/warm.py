@@ -18,7 +18,7 @@ from fedkin.compute.batches import Source
 from fedkin.compute.layout import Layout, inside
 from fedkin.core.store import Keep
 from fedkin.data import Dataset, Split
-from fedkin.errors import UsageError
+from fedkin.errors import DataError, UsageError
 from fedkin.models import Samples
 from fedkin.rounds.trained import KeptRows, Trained, fingerprint, state_hash
 
@@ -36,8 +36,11 @@ class Taken:
     facts: Mapping[str, Any]
 
     def into(self, network: nn.Module) -> None:
-        """Put the shared model in place."""
+        """Put the shared model in place; `DataError`, and nothing changes, if it is of another network."""
         own = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        for name, value in self.tensors.items():
+            if name not in own or own[name].shape != value.shape:
+                raise DataError(f"what the run began with has a tensor {name!r:.80}, which does not fit its network")
         with torch.no_grad():
             for name, value in self.tensors.items():
                 own[name].copy_(value)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkin.errors import DataError
 from fedkin.rounds import Job
@@ -27,16 +29,18 @@ def save(folder: Path, job: Job) -> None:
 
 def kept(info: RunInfo) -> Taken | None:
     """What a run began with, from its folder; None if with nothing."""
-    facts = info.raw.get("start")
-    if not isinstance(facts, dict):
+    facts = info.began_with
+    if not facts:
         return None
     try:
-        if not all(isinstance(facts.get(k), list) for k in ("taken", "left", "notes")):
-            raise DataError("run.json does not say what was taken over")
         state = checkpoint.load(info.path / CHECKPOINTS, START, torch.device("cpu"), np.zeros(0, np.int64))
-        return Taken(dict(state["tensors"]), dict(state["kept"]), facts)
-    except (DataError, KeyError, TypeError, ValueError) as error:
+        return Taken(dict(state["tensors"]), {k: _rows(v) for k, v in state["kept"].items()}, facts)
+    except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
             f"run {info.id!r} began with what another had learnt, and its copy of that cannot be read ({error}): "
             f"bring checkpoints/{START}.safetensors and .json back from a backup, or start a new run"
         ) from None
+
+
+def _rows(saved: Any) -> dict[str, Tensor]:
+    return {name: saved[name] for name in ("ids", "rows")}
