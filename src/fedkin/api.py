@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import parent_process
 from numbers import Number
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedkin.config import SAME_POINT, Config, is_folder, make_config
 from fedkin.data import (
@@ -22,25 +22,31 @@ from fedkin.data import (
     load,
     own_clients,
     own_table,
-    parse_partition,
+    unwritten,
 )
 from fedkin.data.columns import from_frame, is_frame
 from fedkin.data.targets import Targets
-from fedkin.errors import UsageError
-from fedkin.methods import METHODS, Method, options_of
+from fedkin.errors import UsageError, unknown
+from fedkin.methods import METHODS, Method
 from fedkin.models import Given
 from fedkin.registry import Registry
-from fedkin.robust import make_attack
-from fedkin.rounds import Listener, Result, named_spec, run_config
+from fedkin.report import looks, progress  # noqa: F401 - looks says that it shows results
+from fedkin.rounds import Event, Listener, Result, StopTraining, run_config
 from fedkin.rounds.choices import reading_of, targets_of
-from fedkin.rounds.settings import idle, refuse, settled
+from fedkin.rounds.settings import refuse
 from fedkin.runs import start as runs
 from fedkin.runs.catalogue import Catalogue
+from fedkin.runs.sinks import Sink, make_sinks
 from fedkin.sweep.executor import Ended
+from fedkin.sweep.expand import axes_of, expand
+from fedkin.sweep.groups import same_but_seed
 from fedkin.sweep.runner import Cell, Quiet, run_sweep
 from fedkin.sweep.selection import check_way, selected
-from fedkin.sweep.statistics import Outcome, groups_of, summary
+from fedkin.sweep.statistics import METRICS, Outcome, groups_of
 from fedkin.tasks import Task
+
+if TYPE_CHECKING:
+    from fedkin.report.comparison import Comparison
 
 LOG = logging.getLogger("fedkin")
 
@@ -65,6 +71,8 @@ def run(
     task: str | Task | None = None,
     options: Mapping[str, Any] | None = None,
     on_event: Listener | None = None,
+    verbose: bool = False,
+    sinks: Sequence[str | Sink] = (),
     **settings: Any,
 ) -> Result:
     """Train one federation; settings are those of `fedkin run --help` (rounds=..., lr=..., seed=...).
@@ -74,9 +82,15 @@ def run(
     a list (or a dictionary by name) with one (x, y) or (x_train, y_train, x_test, y_test), data frame with a column
     "label", or torch Dataset per client. `task` says what is learnt, where that is not one class of several: a name, as
     in "regression:loss=mae", or what `fk.task` makes of your own loss and metrics. With `runs_dir` the run leaves a
-    folder there, `result.run`, and can be resumed. A setting that would change nothing is refused."""
-    asked = _request(method, data, clients, partition, model, options, settings, task=task)
-    return _run(asked, on_event)
+    folder there, `result.run`, and can be resumed. A setting that would change nothing is refused.
+
+    `verbose` shows a line for each evaluated round. `on_event` is called with what is known before the first round
+    (`Prepared`), and then with the `RoundRecord` of every evaluated round; it may raise `StopTraining` to end the
+    training after that round. `sinks`: names ("tensorboard", "mlflow", "wandb") and sinks of your own, of a run that
+    leaves a folder."""
+    given = {"data": data, "clients": clients, "partition": partition, "model": model, "task": task}
+    asked = _request(method, **settings, **given, options=options)
+    return _run(asked, progress.hearing(verbose, on_event), sinks)
 
 
 def resume(
@@ -91,13 +105,18 @@ def resume(
     partition: Partition | None = None,
     rounds: int | None = None,
     on_event: Listener | None = None,
+    verbose: bool = False,
+    sinks: Sequence[str | Sink] = (),
 ) -> Result:
     """Go on with a run that was interrupted; of a finished one, its result with the personal models.
 
     With `rounds` the run has so many in all, and the result is that of a run that had them from the start; where that
     cannot be (a learning rate or a method that follows the number of rounds), it is refused.
 
-    `run` is a name or a folder. What the run was given as Python objects has to be given again."""
+    A run that a listener ended (`StopTraining`) is finished; with `rounds` it goes on all the same.
+
+    `run` is a name or a folder. What the run was given as Python objects has to be given again. `on_event`, `verbose`
+    and `sinks` are as in `run`: nothing is remembered of them."""
     if data is not None and clients is not None:
         raise UsageError("give data= or a list of clients, not both")
     folder = Catalogue(runs_dir).locate(run)
@@ -115,7 +134,12 @@ def resume(
         kept = folder.info.configuration()
         brought = Brought(load(kept.data, kept.data_dir), partition)
     given: dict[str, Any] = {"method": method, "model": model, "task": task, "data": brought}
-    return runs.resume(folder, on_event=on_event, rounds=rounds, **{k: v for k, v in given.items() if v is not None})
+    rest: dict[str, Any] = {
+        "on_event": progress.hearing(verbose, on_event),
+        "rounds": rounds,
+        "sinks": make_sinks(sinks),
+    }
+    return runs.resume(folder, **rest, **{k: v for k, v in given.items() if v is not None})
 
 
 def compare(
@@ -124,16 +148,24 @@ def compare(
     seeds: int | Sequence[int] = 1,
     attack: str | Sequence[str] = "none",
     rule: str | Sequence[str] = "mean",
+    grid: Mapping[str, Iterable[Any]] | None = None,
     baseline: str | None = None,
+    metric: str = "macro",
     select: str | None = None,
     together: int = 1,
     jobs: int = 1,
     devices: Sequence[str] = (),
     fresh: bool = False,
+    verbose: bool = False,
     **settings: Any,
-) -> tuple[list[Result], list[dict[str, Any]]]:
-    """Every method at every seed under the same settings, under every attack and rule: the results, and one summary
-    row for each method, attack and rule. `baseline`: a method that the others are tested against (Wilcoxon).
+) -> Comparison:
+    """Every method at every seed under the same settings, under every attack and rule and in every cell of the grid:
+    `results, table = fk.compare(...)`, the results, and one row for each method, attack, rule and cell. The table is a
+    list of dictionaries that can be written out (`to_markdown`, `to_latex`, `to_csv`, `frame`) and drawn (`plot`).
+
+    `grid`: several values of settings and of methods' options, as in {"lr": [0.01, 0.1], "ditto.lam": [0.1, 1]}; an
+    option without a method's name is that of all methods that have it, and so are `options`. `baseline`: a method that
+    the others are tested against (Wilcoxon), by `metric` ("macro", "micro", "worst-decile", "best-macro", ...).
 
     All models are evaluated as received unless `eval_point` says otherwise ("auto": each method at its own point); a
     row's `diverged` says which seeds are not to be believed, and why. A setting counts for those runs that it changes;
@@ -143,39 +175,42 @@ def compare(
 
     With `runs_dir` what is finished is only read (unless `fresh`), what was cut short goes on, and the runs can be
     spread over processes (`jobs`) and `devices`; what was given as Python objects is always run, and in this process.
-    `together`: so many runs train at once, as rows of one cohort."""
-    settings = {"eval_point": SAME_POINT, **settings}
+    `together`: so many runs train at once, as rows of one cohort. `on_event` hears of all runs, as in `run`."""
+    from fedkin.report.comparison import Comparison, Table
+
     if isinstance(methods, str | type):
         raise UsageError(f"methods={methods!r}: a list of methods, for example ['fedavg', 'ditto']")
-    chosen = range(seeds) if isinstance(seeds, int) else seeds
-    if not len(chosen) or not len(methods):
+    chosen = list(range(seeds) if isinstance(seeds, int) else seeds)
+    if not chosen or not len(methods):
         raise UsageError(f"methods={methods!r}, seeds={seeds!r}: at least one of each")
-    attacks, rules = ([v] if isinstance(v, str) else list(v) for v in (attack, rule))
+    if metric not in METRICS:
+        raise unknown("metric", metric, METRICS)
     listener = settings.pop("on_event", None)
-    asked = [
-        _request(**{"method": method, **settings, "seed": seed, "attack": a, "rule": r})
-        for a, r, method, seed in product(attacks, rules, methods, chosen)
-    ]
-    configs, said = settled([a.config for a in asked], [a.idle() for a in asked])
-    for sentence in said:
-        LOG.warning("%s", sentence)
-    cells: dict[tuple[Any, str], _Asked] = {}
-    for one, config in zip(asked, configs, strict=True):
-        cells.setdefault((one.objects.get("method"), config.identity()), _Asked(config, one.objects))
-    todo = list(cells.values())
+    common = _common({"eval_point": SAME_POINT, **settings})
+    named = _methods(methods)
+    attacks, rules = ([v] if isinstance(v, str) else list(v) for v in (attack, rule))
+    axes = axes_of(grid or {}, {"seed", "method", "attack", "rule"}, {*settings, *common.objects})
+    block = {"attack": attacks, "rule": rules, **axes, "method": list(named), "seed": chosen}
+    own = {name: kind for name, kind in named.items() if kind is not None}
+    configs = expand(common.values, [block], common.as_asked, partial(LOG.warning, "%s"), own)
+    order = {key: place for place, key in reversed([*enumerate(map(same_but_seed, configs))])}
+    todo = [common.asked(c, own.get(c.method)) for c in sorted(configs, key=lambda c: order[same_but_seed(c)])]
     check_way(select, [one.config for one in todo], all(_brings_validation(one.objects.get("data")) for one in todo))
     _check_folder(todo[0].config)
     tracked = todo[0].config.runs_dir is not None
+    if listener is not None and max(jobs, len(devices)) > 1:
+        listener = _from_afar(listener)
     sweep = run_sweep(
         [cell.config for cell in todo],
         given=[cell.objects for cell in todo],
-        watcher=lambda cells: _Heard(listener),
+        watcher=lambda cells: _Heard(listener, progress.Several(cells) if verbose else Quiet()),
         keep=_result_of,
         tracked=tracked,
         together=together,
         jobs=jobs,
         devices=devices,
         fresh=fresh,
+        listened=listener is not None,
     )
     if sweep.signal is not None:
         raise KeyboardInterrupt
@@ -186,7 +221,31 @@ def compare(
         if cell.state == "done":
             _warn(result)
     groups = groups_of((o.config, o) for o in map(Outcome.of, results))
-    return results, summary(selected(groups, select) if select is not None else groups, baseline)
+    return Comparison(results, Table(selected(groups, select, metric) if select else groups, baseline, metric))
+
+
+def _methods(methods: Sequence[str | type[Method]]) -> dict[str, type[Method] | None]:
+    """Methods by name, and the classes of those that are not registered."""
+    found: dict[str, type[Method] | None] = {}
+    for method in methods:
+        name, kind = _named(method)
+        if name in found:
+            again = "" if found[name] is kind else " by two different ones; give one of the classes another name"
+            raise UsageError(f"method {name!r} is named twice{again}")
+        found[name] = kind
+    return found
+
+
+def _from_afar(listener: Listener) -> Listener:
+    """Of runs in other processes: what it asks for does not reach them."""
+
+    def hear(event: Event) -> None:
+        try:
+            listener(event)
+        except StopTraining:
+            raise UsageError("a listener cannot stop runs in other processes: give jobs=1 and one device") from None
+
+    return hear
 
 
 def _brings_validation(data: Any) -> bool:
@@ -199,28 +258,52 @@ class _Asked:
     """One run as it was asked for: its settings, and what came as Python objects."""
 
     config: Config
-    objects: dict[str, Any] = field(default_factory=dict)
+    objects: dict[str, Any]
 
-    def idle(self) -> dict[str, str]:
-        config = self.config
-        kind = self.objects.get("method") or METHODS[config.method]
-        attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
-        return idle(config, kind, options_of(kind, config.options, config.method), attack)
+
+@dataclass(frozen=True, eq=False)
+class _Common:
+    """What all runs of a call have in common: settings, what came as Python objects, and which of the settings follow
+    from those. `deal`: a partition that no text stands for."""
+
+    values: dict[str, Any]
+    objects: dict[str, Any]
+    inferred: Set[str]
+    deal: Partition | None
+
+    def as_asked(self, config: Config) -> Config:
+        return replace(config, given=config.asked - self.inferred) if self.inferred else config
+
+    def asked(self, config: Config, kind: type[Method] | None) -> _Asked:
+        """One of the runs; `kind` where its method is not registered."""
+        objects = {**self.objects, **({} if kind is None else {"method": kind})}
+        if self.deal is not None and "data" not in objects and not is_folder(config.data):
+            objects["data"] = Brought(load(config.data, config.data_dir), self.deal)
+        return _Asked(config, objects)
 
 
 class _Heard(Quiet):
-    """Passes all events on; a run that fails ends the comparison."""
+    """Shows what is to be shown, and passes all events on; a run that fails ends the comparison."""
 
-    def __init__(self, listener: Listener | None) -> None:
-        self._listener = listener
+    def __init__(self, listener: Listener | None, shown: Quiet) -> None:
+        self._listener, self._shown = listener, shown
 
     def listener(self, cell: Cell) -> Listener:
-        cell.state = "running"
-        return self._listener or (lambda event: None)
+        show, pass_on = self._shown.listener(cell), self._listener
+
+        def hear(event: Event) -> None:
+            show(event)
+            if pass_on is not None:
+                pass_on(event)
+
+        return hear
 
     def failed(self, cell: Cell, error: str) -> None:
         assert cell.cause is not None
         raise cell.cause
+
+    def say(self, line: str) -> None:
+        self._shown.say(line)
 
 
 def _result_of(ended: Ended) -> Result | None:
@@ -230,16 +313,18 @@ def _result_of(ended: Ended) -> Result | None:
     return ended.result if parent_process() is None else None
 
 
-def _run(asked: _Asked, on_event: Listener | None) -> Result:
-    _check_folder(asked.config)
-    start = run_config if asked.config.runs_dir is None else runs.start
+def _run(asked: _Asked, on_event: Listener | None, sinks: Sequence[str | Sink]) -> Result:
+    _check_folder(asked.config, sinks)
+    start = run_config if asked.config.runs_dir is None else partial(runs.start, sinks=make_sinks(sinks))
     result = start(asked.config, on_event=on_event, **asked.objects)
     _warn(result)
     return result
 
 
-def _check_folder(config: Config) -> None:
+def _check_folder(config: Config, sinks: Sequence[Any] = ()) -> None:
     if config.runs_dir is None:
+        if sinks:
+            raise UsageError("sinks hear of runs that leave a folder: say with runs_dir where one goes")
         refuse(config, {"checkpoint_every": "the run leaves no folder; say with runs_dir where one goes"})
 
 
@@ -248,27 +333,29 @@ def _warn(result: Result) -> None:
         LOG.warning("%s: %s", result.config.method, remark)
 
 
-def _request(
-    method: Any = "fedavg",
-    data: Any = USUAL,
-    clients: Any = USUAL,
-    partition: Any = USUAL,
-    model: Any = None,
-    options: Any = None,
-    settings: Mapping[str, Any] | None = None,
-    task: Any = None,
-    **more: Any,
-) -> _Asked:
-    values: dict[str, Any] = {**(settings or {}), **more, "options": {} if options is None else options}
-    objects: dict[str, Any] = {}
-    if isinstance(method, type) and issubclass(method, Method):
-        values["method"] = _name_of(method, METHODS)
-        if not (method.__module__.startswith("fedkin.") and METHODS.get(values["method"]) is method):
-            objects["method"] = method
-    elif isinstance(method, str):
-        values["method"] = method
-    else:
+def _named(method: Any) -> tuple[str, type[Method] | None]:
+    """A method's name, and its class where it is not registered."""
+    if isinstance(method, str):
+        return method, None
+    if not (isinstance(method, type) and issubclass(method, Method)):
         raise UsageError(f"method={method!r}: a method's name, or a class made from fedkin.Method")
+    name = _name_of(method, METHODS)
+    ours = method.__module__.startswith("fedkin.") and METHODS.get(name) is method
+    return name, None if ours else method
+
+
+def _request(method: Any = "fedavg", **given: Any) -> _Asked:
+    name, kind = _named(method)
+    common = _common({**given, "method": name})
+    return common.asked(common.as_asked(make_config(common.values)), kind)
+
+
+def _common(given: Mapping[str, Any]) -> _Common:
+    """What was asked for, with objects apart from settings."""
+    values, objects = {**given}, dict[str, Any]()
+    data, clients, partition = (values.pop(name, USUAL) for name in ("data", "clients", "partition"))
+    model, task, options = (values.pop(name, None) for name in ("model", "task", "options"))
+    values["options"] = {} if options is None else options
     if isinstance(model, str):
         values["model"] = model
     elif model is not None:
@@ -277,7 +364,7 @@ def _request(
         objects["task"] = task
     elif task is not None:
         values["task"] = task
-    deal = _unwritten(partition) if isinstance(partition, Partition) else None
+    deal = unwritten(partition) if isinstance(partition, Partition) else None
     if partition is not USUAL:
         values["partition"] = str(partition) if isinstance(partition, Partition) else partition
     inferred: set[str] = set()
@@ -300,18 +387,7 @@ def _request(
         found = _checked(data)
         values["data"] = found.name if isinstance(found, Dataset) else found[0].name
         objects["data"] = Brought(found, deal)
-    config = make_config(values, values.keys() - inferred if inferred else None)
-    if deal is not None and "data" not in objects and not is_folder(config.data):
-        objects["data"] = Brought(load(config.data, config.data_dir), deal)
-    return _Asked(config, objects)
-
-
-def _unwritten(partition: Partition) -> Partition | None:
-    """A partition that its text does not stand for: one of the user's own."""
-    try:
-        return None if parse_partition(str(partition)) == partition else partition
-    except UsageError:
-        return partition
+    return _Common(values, objects, inferred, deal)
 
 
 def _targets(task: Any) -> Targets:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fedkin.cli.names import check_name, completing
-from fedkin.config import GROUPS, SAME_POINT, Config, make_config, read_toml
+from fedkin.config import GROUPS, SAME_POINT, Config, axis_of, make_config, read_toml
 from fedkin.errors import UsageError, unknown
 from fedkin.options import Described, describe
 
@@ -296,14 +296,12 @@ def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def axes_of(words: Sequence[str]) -> dict[str, list[str]]:
     """`--grid lr=0.01,0.1` as lists; what is no setting is an option of a method: `--grid ditto.lam=0.1,1`."""
-    known = {d.name for d in describe(Config)} - {"options"}
     axes: dict[str, list[str]] = {}
     for word in words:
         name, equals, values = (part.strip() for part in word.partition("="))
         if not equals or not name or not values:
             raise UsageError(f"--grid {word!r}: write NAME=VALUE,VALUE, for example --grid lr=0.01,0.1")
-        key = name.replace("-", "_")
-        key = key if key in known else f"options.{name.removeprefix('options.')}"
+        key = axis_of(name)
         axes[key] = listed(values, f"grid {name}") if key in ("attack", "rule", "lr_schedule") else values.split(",")
     return axes
 

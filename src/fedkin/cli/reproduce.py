@@ -11,11 +11,12 @@ import typer
 from rich.markup import escape
 
 from fedkin.cli.application import LOOK, Json, RunsDir, command
-from fedkin.cli.console import messages, print_json, screen, seconds
+from fedkin.cli.console import messages, print_json, screen
 from fedkin.cli.console import table as drawn
 from fedkin.cli.extras import Budget, Devices, Jobs, Together, spread
 from fedkin.cli.flags import seeds_of
 from fedkin.errors import UsageError
+from fedkin.rounds.words import seconds
 
 if TYPE_CHECKING:
     from fedkin.config import Config
