@@ -25,9 +25,10 @@ from fedkin.data import (
     unwritten,
 )
 from fedkin.data.columns import from_frame, is_frame
+from fedkin.data.own import listed
 from fedkin.data.targets import Targets
 from fedkin.errors import UsageError, unknown
-from fedkin.methods import METHODS, Method
+from fedkin.methods import METHODS, Method, given_options
 from fedkin.models import Given
 from fedkin.registry import Registry
 from fedkin.report import looks, progress  # noqa: F401 - looks says that it shows results
@@ -347,7 +348,9 @@ def _named(method: Any) -> tuple[str, type[Method] | None]:
 def _request(method: Any = "fedavg", **given: Any) -> _Asked:
     name, kind = _named(method)
     common = _common({**given, "method": name})
-    return common.asked(common.as_asked(make_config(common.values)), kind)
+    config = common.as_asked(make_config(common.values))
+    options = given_options(kind or METHODS[config.method], config.options, config.method)
+    return common.asked(replace(config, options=options), kind)
 
 
 def _common(given: Mapping[str, Any]) -> _Common:
@@ -406,9 +409,10 @@ def _reading(values: Mapping[str, Any], task: Any) -> Reading:
 
 
 def _own(clients: Any, how: Reading) -> OwnClients:
-    if isinstance(clients, Sequence | Mapping) and not len(clients):
-        raise UsageError(f"clients={clients!r}: give at least one client's data")
-    return own_clients(clients, how)
+    found = listed(clients)
+    if isinstance(found, Sequence | Mapping) and not len(found):
+        raise UsageError(f"clients={found!r}: give at least one client's data")
+    return own_clients(found, how)
 
 
 def _checked(data: Any) -> Dataset | tuple[Dataset, Split]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
@@ -133,16 +133,14 @@ def checked(config: Config) -> Config:
     check_names(config)
     from fedkin.data import parse_partition
     from fedkin.methods import METHODS
-    from fedkin.methods.base import options_of
+    from fedkin.methods.base import given_options
 
     kind = METHODS[config.method]
     parse_partition(config.partition)
     check_attack(config.attack)
     check_rule(config.rule)
     check_rates(config)
-    resolved = asdict(options_of(kind, config.options, config.method))
-    options = {name: resolved.get(name.replace("-", "_"), value) for name, value in config.options.items()}
-    return replace(config, options=options)
+    return replace(config, options=given_options(kind, config.options, config.method))
 
 
 def check_names(config: Config) -> None:

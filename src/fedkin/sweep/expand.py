@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import product
 from numbers import Number
 from types import MappingProxyType
@@ -14,7 +14,7 @@ import numpy as np
 from fedkin.config import NOT_IDENTITY, Config, axis_of, make_config
 from fedkin.data import Partition, unwritten
 from fedkin.errors import UsageError, unknown
-from fedkin.methods import METHODS, Method, options_of
+from fedkin.methods import METHODS, Method, given_options, options_of
 from fedkin.options import describe
 from fedkin.robust import make_attack
 from fedkin.rounds import named_spec
@@ -50,7 +50,7 @@ def expand(
         if size > MOST_CELLS:
             raise UsageError(f"the grid has {size} runs; at most {MOST_CELLS}")
         chosen = (dict(zip(axes, picked, strict=True)) for picked in product(*axes.values()))
-        asked += [check(_cell(base, common, one, known)) for one in chosen]
+        asked += [check(_typed(_cell(base, common, one, known), own)) for one in chosen]
     reasons = [_idle(config, own.get(config.method) or METHODS[config.method]) for config in asked]
     made, sentences = settled(asked, reasons)
     for config, found in zip(made, reasons, strict=True):
@@ -108,6 +108,11 @@ def _cell(
         if taker == method or (not taker and key.replace("-", "_") in known[method]):
             own[key] = value
     return make_config({**values, "options": own})
+
+
+def _typed(config: Config, own: Mapping[str, type[Method]]) -> Config:
+    kind = own.get(config.method) or METHODS[config.method]
+    return replace(config, options=given_options(kind, config.options, config.method))
 
 
 def _idle(config: Config, kind: type[Method]) -> dict[str, str]:
