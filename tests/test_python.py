@@ -540,9 +540,11 @@ def examples() -> list[Path]:
 
 
 def imported(code: str) -> set[str]:
-    """The modules of FedKin that are imported, and what is taken from `fedkin` itself."""
+    """The modules of FedKin that are imported, and what is taken from `fedkin` itself, by import or as `fk.name`."""
     found = set()
     for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "fk":
+            found.add(f"fedkin.{node.attr}")
         if isinstance(node, ast.Import):
             found |= {a.name for a in node.names if a.name.split(".")[0] == "fedkin"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedkin":
@@ -563,6 +565,7 @@ def test_no_example_needs_a_module_inside(path: Path) -> None:
 def test_an_import_from_inside_is_found() -> None:
     assert imported("from fedkin.runs.folder import RunFolder\nimport fedkin as fk") == {"fedkin.runs.folder", "fedkin"}
     assert imported("from fedkin import Layout") == {"fedkin.Layout"}
+    assert imported("fk.data.load('digits')") == {"fedkin.data"}
 
 
 def test_every_name_is_there() -> None:

@@ -22,13 +22,13 @@ STYLE = f"""
 .{NAME} {{ background: var(--paper); color: var(--ink); padding: .6rem .8rem; max-width: 76rem; line-height: 1.4;
   overflow-x: auto; }}
 .{NAME} table {{ border-collapse: collapse; font-size: .9em; font-variant-numeric: tabular-nums; margin: .3rem 0; }}
-.{NAME} caption {{ text-align: left; color: var(--ink); font-weight: 600; padding: .2rem 0; white-space: nowrap; }}
 .{NAME} :is(th, td) {{ background: none; color: var(--ink); padding: .2rem 1.2rem .2rem 0;
   border: 0 solid var(--grid); border-bottom-width: 1px; }}
 .{NAME} tr:nth-child(n) {{ background: none; }}
 .{NAME} .w {{ text-align: left; }}
 .{NAME} .n {{ text-align: right; }}
 .{NAME} p {{ color: var(--muted); font-size: .85em; margin: .15rem 0; max-width: 60rem; }}
+.{NAME} p.title {{ color: var(--ink); font-size: .95em; font-weight: 600; margin-top: .5rem; }}
 .{NAME} p.bad {{ color: var(--bad); }}
 .{NAME} .figures {{ display: flex; flex-wrap: wrap; gap: .4rem 1.5rem; }}
 .{NAME} figure {{ flex: 1 1 22rem; min-width: 0; margin: .5rem 0 0; }}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ class ResultData(RunData):
         self.result, self.limits = result, limits
         self._made: set[str] = set()
         self._base = sqlite3.connect(":memory:", check_same_thread=False)
+        weakref.finalize(self, self._base.close)
         self._lock = threading.Lock()
 
     @cached_property

@@ -165,10 +165,8 @@ def html(made: Sheet) -> str:
     rows = ("".join(tag("td", i, cell(entry)) for i, entry in enumerate(row)) for row in made.rows)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     notes = "".join(f"<p>{escape(note)}</p>" for note in made.notes)
-    return (
-        f"<table><caption>{escape(made.title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        + notes
-    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<p class=title>{escape(made.title)}</p>{table}{notes}"
 
 
 def write(path: str | Path, text: str) -> Path:
