@@ -282,6 +282,10 @@ def site(sign: float) -> tuple[Any, Any]:
         ({"grid": {"model": [torch.nn.Linear(1, 1)]}}, "a Linear cannot be in a grid"),
         ({"grid": {"model": ["mlp"]}, "model": torch.nn.Linear(1, 1)}, "'model' is given twice"),
         ({"grid": {"data": ["digits"]}, "data": fk.load_data("digits")}, "'data' is given twice"),
+        (
+            {"grid": {"label": ["a", "b"]}, "clients": [([[1.0]] * 4, [0, 1, 0, 1])]},
+            "data are Python objects, which are",
+        ),
         ({"grid": {"device": ["cpu"]}}, "does not change what comes out"),
         ({"grid": {"lam": [-1]}}, "lam"),
         ({"metric": "best"}, "unknown metric 'best'"),

@@ -60,6 +60,14 @@ class _Usual:
 
 
 USUAL: Any = _Usual()
+READ_ONCE = (
+    "data",
+    "clients",
+    "label",
+    "client_column",
+    "categories",
+    "task",
+)  # settings that say how objects are read
 
 
 def run(
@@ -157,6 +165,7 @@ def compare(
     jobs: int = 1,
     devices: Sequence[str] = (),
     fresh: bool = False,
+    on_event: Listener | None = None,
     verbose: bool = False,
     **settings: Any,
 ) -> Comparison:
@@ -186,11 +195,15 @@ def compare(
         raise UsageError(f"methods={methods!r}, seeds={seeds!r}: at least one of each")
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS)
-    listener = settings.pop("on_event", None)
     common = _common({"eval_point": SAME_POINT, **settings})
     named = _methods(methods)
     attacks, rules = ([v] if isinstance(v, str) else list(v) for v in (attack, rule))
     axes = axes_of(grid or {}, {"seed", "method", "attack", "rule"}, {*settings, *common.objects})
+    fixed = [name for name in READ_ONCE if name in axes and "data" in common.objects]
+    if fixed:
+        raise UsageError(
+            f"grid has {fixed[0]!r}, but the data are Python objects, which are read once: compare one by one"
+        )
     block = {"attack": attacks, "rule": rules, **axes, "method": list(named), "seed": chosen}
     own = {name: kind for name, kind in named.items() if kind is not None}
     configs = expand(common.values, [block], common.as_asked, partial(LOG.warning, "%s"), own)
@@ -199,8 +212,7 @@ def compare(
     check_way(select, [one.config for one in todo], all(_brings_validation(one.objects.get("data")) for one in todo))
     _check_folder(todo[0].config)
     tracked = todo[0].config.runs_dir is not None
-    if listener is not None and max(jobs, len(devices)) > 1:
-        listener = _from_afar(listener)
+    listener = on_event if on_event is None or max(jobs, len(devices)) <= 1 else _from_afar(on_event)
     sweep = run_sweep(
         [cell.config for cell in todo],
         given=[cell.objects for cell in todo],
