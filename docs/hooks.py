@@ -26,11 +26,14 @@ OUTSIDE = {"README.md": "index.md", **{name: name for name in AS_THEY_ARE}}
 CALLED = {**OUTSIDE, "examples": "examples.md"}
 """What has another place on the site than in the repository, where all but this is below docs/."""
 REFERENCE = {
-    "Runs": ("run", "resume", "join", "compare", "tune", "Result", "Newcomers", "Tuned", "Config"),
+    "Runs": ("run", "resume", "compare", "tune", "Result", "Comparison", "Table", "Tuned", "Config"),
+    "While a run goes on": ("Prepared", "RoundRecord", "StopTraining", "Sink"),
+    "After a run": ("join", "Newcomers", "export", "load_model", "Catalogue", "RunFolder", "write_report", "web_app"),
     "Methods": ("Method", "METHODS", "option", "Keep", "Federation", "Clients", "each", "weighted_mean", "Cohort"),
     "Training": ("Model", "SGD", "Adam", "Term", "cross_entropy", "align", "guide"),
     "Tasks": ("task", "Task", "TASKS", "Metric"),
-    "Networks": ("MODELS", "check", "NetworkCheck", "lora", "adapters", "merged", "Layout"),
+    "Data": ("load_data", "make_split", "Dataset", "Split"),
+    "Networks": ("MODELS", "build_model", "check", "NetworkCheck", "lora", "adapters", "merged", "Layout"),
     "Partitions": ("iid", "pathological", "shards", "dirichlet", "groups", "natural"),
     "Errors": ("FedKinError", "UsageError", "DataError"),
 }
@@ -104,7 +107,7 @@ def reference() -> str:
 def directive(name: str) -> str:
     value = getattr(fedkin, name)
     described = inspect.isclass(value) or inspect.isfunction(value)
-    home = f"{value.__module__}.{value.__qualname__}" if described else f"{fedkin._WHERE[name]}.{name}"
+    home = f"{value.__module__}.{value.__qualname__}" if described else ".".join(fedkin._WHERE[name])
     options: dict[str, Any] = {"heading": f"fedkin.{name}", "toc_label": name, "show_signature": name != "Config"}
     return "\n".join([f"::: {home}", "    options:", *(f"      {k}: {v}" for k, v in options.items()), ""])
 

@@ -466,3 +466,12 @@ def test_selecting_needs_validation_samples() -> None:
         fk.compare(["fedavg"], select="validation", **ASIDE)
     _, (row,) = fk.compare(["fedavg"], select="val", **{**ASIDE, "rounds": 1})
     assert row["select"]["picked"] == ""
+
+
+def test_a_run_that_patience_ended_has_its_result_after_the_last_word(tmp_path: Path) -> None:
+    """FedBABU tunes when training is over: its last checkpoint is of an earlier round than the run was to have."""
+    how = {**ASIDE, "rounds": 20, "lr": 2.0, "patience": 1}
+    result = fk.run("fedbabu", runs_dir=str(tmp_path), checkpoint_every=1, **how)
+    assert result.stopped is not None
+    again = fk.resume(str(result.run))
+    assert (again.stopped, again.accuracy) == (result.stopped, result.accuracy)

@@ -24,7 +24,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from fedkin.cli.application import app
-from fedkin.cli.console import plain, seconds, size, sparkline
+from fedkin.cli.console import plain, sparkline
 from fedkin.cli.flags import NOT_FLAGS, listed, seeds_of
 from fedkin.cli.listing import paper_home
 from fedkin.cli.live import Cell, window
@@ -35,6 +35,7 @@ from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
 from fedkin.models import MODELS
 from fedkin.robust import ATTACKS, RULES
+from fedkin.rounds.words import seconds, size
 
 TINY = ["--rounds", "2", "--epochs", "1", "--clients", "5", "--way", "each"]
 

@@ -6,6 +6,7 @@ import builtins
 
 import numpy as np
 import pytest
+import torch
 
 from fedkin.data import from_arrays, from_folder, from_torch
 from fedkin.errors import DataError, UsageError
@@ -275,10 +276,22 @@ def test_files_that_may_not_be_read_are_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
-        ((c for c in [client(3)]), "come as a generator: give a list"),
+        ({1, 2}, "come as a set: give a list"),
+        ({"x": [[1.0]], "y": [0]}, "which are one client's data: give a list with such a dictionary"),
+        ([client(3), (c for c in [client(3)])], "client 'client-1' is a generator: give"),
+        ([((row for row in [[1.0]]), [0])], "its samples come as a generator, which is read only once"),
+        ([([[1.0]], (y for y in [0]))], "its labels come as a generator, which is read only once"),
         ([{"image": [1], "label": [0]}], "is a dictionary with 'image', 'label': give"),
         ([np.zeros((2, 5))], "is a single ndarray: give"),
-        ([([[1], [1, 2]], [0, 1])], "does not become an array"),
+        (
+            [client(3), ([[1], [1], [1, 2]], [0, 1, 0])],
+            "client 'client-1': sample 2 has shape .2,., sample 0 .1,.; all",
+        ),
+        ([([torch.zeros(4), torch.zeros(3)], [0, 1])], "sample 1 has shape .3,., sample 0 .4,."),
+        ([(np.array([np.zeros(4), np.zeros(3)], object), [0, 1])], "sample 1 has shape .3,., sample 0 .4,."),
+        ([([[[1], [1, 2]], [[1], [1]]], [0, 1])], "sample 0 has parts of different lengths"),
+        ([([[1.0], [2.0]], [[0], [0, 1]])], "label 1 has shape .2,., label 0 .1,."),
+        ([[(np.zeros(3), 0)] * 5], r"has 5 arrays: give .* of single samples, each an \(x, y\), zip"),
         ([[]], "has 0 arrays"),
     ],
 )

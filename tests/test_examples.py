@@ -23,7 +23,7 @@ SAYS = {
     "03_under_attack": "fedcap removed clients [3, 5, 7]; malicious were [3, 5, 7].",
     "04_own_method": "trust ",
     "05_deployment_on_this_machine": "rome has a model of its own",
-    "personalisation": "MB down",
+    "personalisation": "stopped early after round ",
 }
 """What each of them prints when all went well."""
 
@@ -45,6 +45,16 @@ def code(path: Path) -> str:
     return "\n".join(cells(path)) if path.suffix == ".ipynb" else path.read_text()
 
 
+def show(cell: str, name: str, scope: dict[str, Any]) -> str:
+    """Runs a cell as a notebook does, and shows what its last line gives; how that was shown."""
+    tree = ast.parse(cell)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) and not cell.endswith(";") else None
+    exec(compile(tree, name, "exec"), scope)
+    value = None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), scope)
+    found = next((kind for kind in ("_repr_html_", "_repr_png_") if getattr(value, kind, lambda: None)()), "")
+    return found or ("repr" if value is not None and repr(value) else "")
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.stem)
 def test_script(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     if path.stem.startswith("05"):
@@ -56,8 +66,8 @@ def test_script(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scope: dict[str, Any] = {"__name__": "__main__"}
-    for number, cell in enumerate(cells(path)):
-        exec(compile(cell, f"{path.name}, code cell {number}", "exec"), scope)
+    shown = [show(cell, f"{path.name}, code cell {number}", scope) for number, cell in enumerate(cells(path))]
+    assert {kind for kind in shown if kind} >= {"_repr_html_", "_repr_png_"}
     assert SAYS[path.stem] in capsys.readouterr().out
     assert all(cell.get("outputs", []) == [] for cell in json.loads(path.read_text())["cells"])
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkin.bench.suite import run_bench
-from fedkin.cli.outcome import summarise, threat
+from fedkin.cli.outcome import summarise
 from fedkin.compute import keys
 from fedkin.compute.batches import Source
 from fedkin.compute.draws import normal
@@ -38,6 +38,7 @@ from fedkin.robust.attacks import Adaptive, Backdoor
 from fedkin.robust.rules import RFA, FLTrust, Rule
 from fedkin.robust.server_side import root_set
 from fedkin.rounds import Job, Result, prepare, run_config
+from fedkin.rounds.words import threat
 
 TINY: dict[str, Any] = {
     "clients": 10,

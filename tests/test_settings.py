@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import fedkin as fk
-from fedkin import api
 from fedkin.cli.flags import grid_configs, run_config_of
 from fedkin.config import Config, make_config
 from fedkin.data import Dataset, iid, make_split
@@ -21,6 +20,7 @@ from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import METHODS, options_of
 from fedkin.robust import ATTACKS, ReplyAttack
 from fedkin.rounds import Job, footprint, prepare
+from fedkin.runs.asked import request
 from fedkin.runs.folder import RunFolder
 from fedkin.testing import job_of, personal_rows
 
@@ -53,7 +53,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_list(places: Path, values: dict[str, Any]) -> Job:
-    return job(api._request(clients=LISTS, **values))
+    return job(request(clients=LISTS, **values))
 
 
 def by_folder(places: Path, values: dict[str, Any]) -> Job:
@@ -71,7 +71,7 @@ def by_users(places: Path, values: dict[str, Any]) -> Job:
 def by_dataset(places: Path, values: dict[str, Any]) -> Job:
     x, y = (np.concatenate(part) for part in zip(*LISTS, strict=True))
     data = Dataset("mine", x[:, None], y.astype(np.int64), CLASSES)
-    return job(api._request(data=data, **{"clients": 4, "partition": iid(), **values}))
+    return job(request(data=data, **{"clients": 4, "partition": iid(), **values}))
 
 
 def by_flags(places: Path, values: dict[str, Any]) -> Job:
@@ -341,7 +341,7 @@ def test_a_cap_keeps_the_class_mix_and_the_test_share(places: Path) -> None:
         assert (len(train), len(test)) == (6, 2)
     (x, y), *_ = LISTS
     four = [(x, y, x[:8], y[:8])] * 2
-    made = job(api._request(clients=four, samples_per_client=8, **BASE))
+    made = job(request(clients=four, samples_per_client=8, **BASE))
     assert [len(p) for p in made.site.parts["train"]] == [6, 6]
     assert [len(p) for p in made.site.parts["test"]] == [2, 2]
 
@@ -593,7 +593,7 @@ def test_what_asks_for_nothing_is_not() -> None:
 
 def test_a_network_and_its_name() -> None:
     values = {k: v for k, v in BASE.items() if k != "model"}
-    data = api._request(clients=LISTS).objects["data"]
+    data = request(clients=LISTS).objects["data"]
     with pytest.raises(UsageError, match="model='mlp' would change nothing: the network is given as an object"):
         prepare(make_config({**values, "model": "mlp"}), model=Normed(), data=data)
     network = Normed()

@@ -17,7 +17,8 @@ from scipy.stats import wilcoxon
 import fedkin as fk
 from fedkin.config import Config
 from fedkin.errors import DataError, UsageError
-from fedkin.report.tables import comma_separated, latex, markdown, paired_sheet, sheet, write
+from fedkin.report.tables import paired_sheet, sheet
+from fedkin.report.written import comma_separated, latex, markdown, write
 from fedkin.rounds import Accuracy, ClientRecord
 from fedkin.runs.folder import RunFolder
 from fedkin.sweep.statistics import Outcome, compared, groups_of, summary

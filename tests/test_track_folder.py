@@ -657,7 +657,7 @@ def test_a_run_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytes
 
 
 def test_progress_shows_speed_and_memory() -> None:
-    from fedkin.cli.live import pace
+    from fedkin.report.progress import pace
     from fedkin.rounds import Accuracy, RoundRecord
     from fedkin.rounds.footprint import resident
 

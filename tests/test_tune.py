@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 import fedkin as fk
-from fedkin.api import _request
 from fedkin.cli.application import app
 from fedkin.cli.flags import run_config_of
 from fedkin.cli.tune import command_of, ranges
@@ -21,6 +20,7 @@ from fedkin.config import make_config
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.methods import METHODS
 from fedkin.rounds import RoundRecord
+from fedkin.runs.asked import request
 from fedkin.runs.catalogue import Catalogue
 from fedkin.sweep.expand import idle_of
 from fedkin.sweep.search import Axis, chosen, space_of
@@ -285,7 +285,7 @@ def test_without_validation_samples_there_is_nothing_to_go_by() -> None:
         fk.tune("fedavg", validation_share=0, rounds=1, trials=1)
     with pytest.raises(UsageError, match="trials=0"):
         fk.tune("fedavg", trials=0)
-    asked = _request(method="fedavg", validation_share=0.2)
+    asked = request(method="fedavg", validation_share=0.2)
     assert asked.config.validation_share == 0.2
 
 

@@ -3,61 +3,60 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from multiprocessing import parent_process
-from numbers import Number
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedkin.config import SAME_POINT, Config, is_folder, make_config
+from fedkin.config import SAME_POINT, Config
 from fedkin.data import (
     Brought,
     Dataset,
-    OwnClients,
     Partition,
-    Reading,
     Split,
     load,
-    own_clients,
     own_table,
-    parse_partition,
 )
 from fedkin.data.columns import from_frame, is_frame
-from fedkin.data.targets import Targets
-from fedkin.errors import UsageError
+from fedkin.errors import UsageError, unknown
 from fedkin.methods import METHODS, Method
 from fedkin.models import Given
-from fedkin.registry import Registry
-from fedkin.rounds import Listener, Result, run_config
+from fedkin.report import looks, progress  # noqa: F401 - looks says that it shows results
+from fedkin.rounds import Event, Listener, Result, StopTraining, run_config
 from fedkin.rounds.choices import reading_of, targets_of
-from fedkin.rounds.settings import refuse, settled
+from fedkin.rounds.settings import refuse
 from fedkin.rounds.validation import check_scored
 from fedkin.runs import start as runs
+from fedkin.runs.asked import USUAL, Asked, brings_validation, common_of, dataset_of, named_method, own_of, request
 from fedkin.runs.catalogue import Catalogue
-from fedkin.runs.origin import of_result, resolved, with_origin
+from fedkin.runs.origin import with_origin
+from fedkin.runs.sinks import Sink, make_sinks
 from fedkin.sweep.executor import Ended
-from fedkin.sweep.expand import idle_of
+from fedkin.sweep.expand import axes_of, expand, idle_of
+from fedkin.sweep.groups import same_but_seed
 from fedkin.sweep.runner import Cell, Quiet, run_sweep
 from fedkin.sweep.search import space_of
 from fedkin.sweep.selection import check_way, selected
-from fedkin.sweep.statistics import Outcome, groups_of, summary
+from fedkin.sweep.statistics import METRICS, Outcome, groups_of
 from fedkin.sweep.tuning import SHARE, TRIALS, Search, Tuned
 from fedkin.sweep.tuning import tune as find
 from fedkin.tasks import Task
 
+if TYPE_CHECKING:
+    from fedkin.report.comparison import Comparison
+
 LOG = logging.getLogger("fedkin")
 
 
-class _Usual:
-    """Not given: what `fedkin run --help` says."""
-
-    def __repr__(self) -> str:
-        return "the default"
-
-
-USUAL: Any = _Usual()
+READ_ONCE = (
+    "data",
+    "clients",
+    "label",
+    "client_column",
+    "categories",
+    "task",
+)  # settings that say how objects are read
 
 
 def run(
@@ -71,6 +70,8 @@ def run(
     start_from: str | Result | None = None,
     options: Mapping[str, Any] | None = None,
     on_event: Listener | None = None,
+    verbose: bool = False,
+    sinks: Sequence[str | Sink] = (),
     **settings: Any,
 ) -> Result:
     """Train one federation; settings are those of `fedkin run --help` (rounds=..., lr=..., seed=...).
@@ -81,9 +82,22 @@ def run(
     "label", or torch Dataset per client. `task` says what is learnt, where that is not one class of several: a name, as
     in "regression:loss=mae", or what `fk.task` makes of your own loss and metrics. `start_from` is an earlier run, by
     name or as its result: the new one begins with what that one learnt. With `runs_dir` the run leaves a folder there,
-    `result.run`, and can be resumed. A setting that would change nothing is refused."""
-    asked = _request(method, data, clients, partition, model, options, settings, task=task, start_from=start_from)
-    return _run(asked, on_event)
+    `result.run`, and can be resumed. A setting that would change nothing is refused.
+
+    `verbose` shows a line for each evaluated round. `on_event` is called with what is known before the first round
+    (`Prepared`), and then with the `RoundRecord` of every evaluated round; it may raise `StopTraining` to end the
+    training after that round. `sinks`: names ("tensorboard", "mlflow", "wandb") and sinks of your own, of a run that
+    leaves a folder."""
+    given = {
+        "data": data,
+        "clients": clients,
+        "partition": partition,
+        "model": model,
+        "task": task,
+        "start_from": start_from,
+    }
+    asked = request(method, **settings, **given, options=options)
+    return _run(asked, progress.hearing(verbose, on_event), sinks)
 
 
 def resume(
@@ -98,31 +112,41 @@ def resume(
     partition: Partition | None = None,
     rounds: int | None = None,
     on_event: Listener | None = None,
+    verbose: bool = False,
+    sinks: Sequence[str | Sink] = (),
 ) -> Result:
     """Go on with a run that was interrupted; of a finished one, its result with the personal models.
 
     With `rounds` the run has so many in all, and the result is that of a run that had them from the start; where that
     cannot be (a learning rate or a method that follows the number of rounds), it is refused.
 
-    `run` is a name or a folder. What the run was given as Python objects has to be given again."""
+    A run that a listener ended (`StopTraining`) is finished; with `rounds` it goes on all the same.
+
+    `run` is a name or a folder. What the run was given as Python objects has to be given again. `on_event`, `verbose`
+    and `sinks` are as in `run`: nothing is remembered of them."""
     if data is not None and clients is not None:
         raise UsageError("give data= or a list of clients, not both")
     folder = Catalogue(runs_dir).locate(run)
     brought = None
     if clients is not None:
         kept = folder.info.configuration()
-        brought = Brought(_own(clients, reading_of(kept, targets_of(kept, task))))
+        brought = Brought(own_of(clients, reading_of(kept, targets_of(kept, task))))
     elif is_frame(data):
         kept = folder.info.configuration()
         how = reading_of(kept, targets_of(kept, task))
         brought = Brought(own_table("own", from_frame("the data frame", data), how), partition)
     elif data is not None:
-        brought = Brought(_checked(data), partition)
+        brought = Brought(dataset_of(data), partition)
     elif partition is not None:
         kept = folder.info.configuration()
         brought = Brought(load(kept.data, kept.data_dir), partition)
     given: dict[str, Any] = {"method": method, "model": model, "task": task, "data": brought}
-    return runs.resume(folder, on_event=on_event, rounds=rounds, **{k: v for k, v in given.items() if v is not None})
+    rest: dict[str, Any] = {
+        "on_event": progress.hearing(verbose, on_event),
+        "rounds": rounds,
+        "sinks": make_sinks(sinks),
+    }
+    return runs.resume(folder, **rest, **{k: v for k, v in given.items() if v is not None})
 
 
 def compare(
@@ -131,16 +155,25 @@ def compare(
     seeds: int | Sequence[int] = 1,
     attack: str | Sequence[str] = "none",
     rule: str | Sequence[str] = "mean",
+    grid: Mapping[str, Iterable[Any]] | None = None,
     baseline: str | None = None,
+    metric: str = "macro",
     select: str | None = None,
     together: int = 1,
     jobs: int = 1,
     devices: Sequence[str] = (),
     fresh: bool = False,
+    on_event: Listener | None = None,
+    verbose: bool = False,
     **settings: Any,
-) -> tuple[list[Result], list[dict[str, Any]]]:
-    """Every method at every seed under the same settings, under every attack and rule: the results, and one summary
-    row for each method, attack and rule. `baseline`: a method that the others are tested against (Wilcoxon).
+) -> Comparison:
+    """Every method at every seed under the same settings, under every attack and rule and in every cell of the grid:
+    `results, table = fk.compare(...)`, the results, and one row for each method, attack, rule and cell. The table is a
+    list of dictionaries that can be written out (`to_markdown`, `to_latex`, `to_csv`, `frame`) and drawn (`plot`).
+
+    `grid`: several values of settings and of methods' options, as in {"lr": [0.01, 0.1], "ditto.lam": [0.1, 1]}; an
+    option without a method's name is that of all methods that have it, and so are `options`. `baseline`: a method that
+    the others are tested against (Wilcoxon), by `metric` ("macro", "micro", "worst-decile", "best-macro", ...).
 
     All models are evaluated as received unless `eval_point` says otherwise ("auto": each method at its own point); a
     row's `diverged` says which seeds are not to be believed, and why. A setting counts for those runs that it changes;
@@ -150,39 +183,45 @@ def compare(
 
     With `runs_dir` what is finished is only read (unless `fresh`), what was cut short goes on, and the runs can be
     spread over processes (`jobs`) and `devices`; what was given as Python objects is always run, and in this process.
-    `together`: so many runs train at once, as rows of one cohort."""
-    settings = {"eval_point": SAME_POINT, **settings}
+    `together`: so many runs train at once, as rows of one cohort. `on_event` hears of all runs, as in `run`."""
+    from fedkin.report.comparison import Comparison, Table
+
     if isinstance(methods, str | type):
         raise UsageError(f"methods={methods!r}: a list of methods, for example ['fedavg', 'ditto']")
-    chosen = range(seeds) if isinstance(seeds, int) else seeds
-    if not len(chosen) or not len(methods):
+    chosen = list(range(seeds) if isinstance(seeds, int) else seeds)
+    if not chosen or not len(methods):
         raise UsageError(f"methods={methods!r}, seeds={seeds!r}: at least one of each")
+    if metric not in METRICS:
+        raise unknown("metric", metric, METRICS)
+    common = common_of({"eval_point": SAME_POINT, **settings})
+    named = _methods(methods)
     attacks, rules = ([v] if isinstance(v, str) else list(v) for v in (attack, rule))
-    listener = settings.pop("on_event", None)
-    asked = [
-        _request(**{"method": method, **settings, "seed": seed, "attack": a, "rule": r})
-        for a, r, method, seed in product(attacks, rules, methods, chosen)
-    ]
-    configs, said = settled([a.config for a in asked], [idle_of(a.config, a.objects.get("method")) for a in asked])
-    for sentence in said:
-        LOG.warning("%s", sentence)
-    cells: dict[tuple[Any, str], _Asked] = {}
-    for one, config in zip(asked, configs, strict=True):
-        cells.setdefault((one.objects.get("method"), config.identity()), _Asked(config, one.objects))
-    todo = list(cells.values())
-    check_way(select, [one.config for one in todo], all(_brings_validation(one.objects.get("data")) for one in todo))
+    axes = axes_of(grid or {}, {"seed", "method", "attack", "rule"}, {*settings, *common.objects})
+    fixed = [name for name in READ_ONCE if name in axes and "data" in common.objects]
+    if fixed:
+        raise UsageError(
+            f"grid has {fixed[0]!r}, but the data are Python objects, which are read once: compare one by one"
+        )
+    block = {"attack": attacks, "rule": rules, **axes, "method": list(named), "seed": chosen}
+    own = {name: kind for name, kind in named.items() if kind is not None}
+    configs = expand(common.values, [block], common.as_asked, partial(LOG.warning, "%s"), own)
+    order = {key: place for place, key in reversed([*enumerate(map(same_but_seed, configs))])}
+    todo = [common.asked(c, own.get(c.method)) for c in sorted(configs, key=lambda c: order[same_but_seed(c)])]
+    check_way(select, [one.config for one in todo], all(brings_validation(one.objects.get("data")) for one in todo))
     _check_folder(todo[0].config)
     tracked = todo[0].config.runs_dir is not None
+    listener = on_event if on_event is None or max(jobs, len(devices)) <= 1 else _from_afar(on_event)
     sweep = run_sweep(
         [cell.config for cell in todo],
         given=[cell.objects for cell in todo],
-        watcher=lambda cells: _Heard(listener),
+        watcher=lambda cells: _Heard(listener, progress.Several(cells) if verbose else Quiet()),
         keep=_result_of,
         tracked=tracked,
         together=together,
         jobs=jobs,
         devices=devices,
         fresh=fresh,
+        listened=listener is not None,
     )
     if sweep.signal is not None:
         raise KeyboardInterrupt
@@ -193,7 +232,31 @@ def compare(
         if cell.state == "done":
             _warn(result)
     groups = groups_of((o.config, o) for o in map(Outcome.of, results))
-    return results, summary(selected(groups, select) if select is not None else groups, baseline)
+    return Comparison(results, Table(selected(groups, select, metric) if select else groups, baseline, metric))
+
+
+def _methods(methods: Sequence[str | type[Method]]) -> dict[str, type[Method] | None]:
+    """Methods by name, and the classes of those that are not registered."""
+    found: dict[str, type[Method] | None] = {}
+    for method in methods:
+        name, kind = named_method(method)
+        if name in found:
+            again = "" if found[name] is kind else " by two different ones; give one of the classes another name"
+            raise UsageError(f"method {name!r} is named twice{again}")
+        found[name] = kind
+    return found
+
+
+def _from_afar(listener: Listener) -> Listener:
+    """Of runs in other processes: what it asks for does not reach them."""
+
+    def hear(event: Event) -> None:
+        try:
+            listener(event)
+        except StopTraining:
+            raise UsageError("a listener cannot stop runs in other processes: give jobs=1 and one device") from None
+
+    return hear
 
 
 def tune(
@@ -224,14 +287,14 @@ def tune(
         raise UsageError(f"seeds={seeds!r}: at least one")
     if "validation_share" not in settings and not isinstance(settings.get("data"), tuple):
         settings["validation_share"] = SHARE
-    asked = _request(**{"method": method, **settings, "seed": chosen[0]})
+    asked = request(**{"method": method, **settings, "seed": chosen[0]})
     _check_folder(asked.config)
-    check_scored(asked.config, _brings_validation(asked.objects.get("data")))
+    check_scored(asked.config, brings_validation(asked.objects.get("data")))
     kind = asked.objects.get("method") or METHODS[asked.config.method]
     space = space_of(asked.config, kind, search or {}, idle_of(asked.config, kind))
     found = find(
         Search(asked.config, kind, space, chosen, trials, prune, asked.objects),
-        watcher=lambda cells: _Shown(listener),
+        watcher=lambda cells: _Shown(listener, Quiet()),
         together=together,
         jobs=jobs,
         devices=devices,
@@ -243,28 +306,21 @@ def tune(
     return found
 
 
-def _brings_validation(data: Any) -> bool:
-    what = data.what if isinstance(data, Brought) else None
-    return isinstance(what, tuple) and any(map(len, what[1].validation))
-
-
-@dataclass(frozen=True, eq=False)
-class _Asked:
-    """One run as it was asked for: its settings, and what came as Python objects."""
-
-    config: Config
-    objects: dict[str, Any] = field(default_factory=dict)
-
-
 class _Shown(Quiet):
-    """Passes all events on."""
+    """Shows what is to be shown, and passes all events on."""
 
-    def __init__(self, listener: Listener | None) -> None:
-        self._listener = listener
+    def __init__(self, listener: Listener | None, shown: Quiet) -> None:
+        self._listener, self._shown = listener, shown
 
     def listener(self, cell: Cell) -> Listener:
-        cell.state = "running"
-        return self._listener or (lambda event: None)
+        show, pass_on = self._shown.listener(cell), self._listener
+
+        def hear(event: Event) -> None:
+            show(event)
+            if pass_on is not None:
+                pass_on(event)
+
+        return hear
 
 
 class _Heard(_Shown):
@@ -274,6 +330,9 @@ class _Heard(_Shown):
         assert cell.cause is not None
         raise cell.cause
 
+    def say(self, line: str) -> None:
+        self._shown.say(line)
+
 
 def _result_of(ended: Ended) -> Result | None:
     """None in another process, where the folder has to do."""
@@ -282,129 +341,21 @@ def _result_of(ended: Ended) -> Result | None:
     return ended.result if parent_process() is None else None
 
 
-def _run(asked: _Asked, on_event: Listener | None) -> Result:
-    _check_folder(asked.config)
-    start = run_config if asked.config.runs_dir is None else runs.start
+def _run(asked: Asked, on_event: Listener | None, sinks: Sequence[str | Sink]) -> Result:
+    _check_folder(asked.config, sinks)
+    start = run_config if asked.config.runs_dir is None else partial(runs.start, sinks=make_sinks(sinks))
     result = start(asked.config, on_event=on_event, **with_origin(asked.config, asked.objects))
     _warn(result)
     return result
 
 
-def _check_folder(config: Config) -> None:
+def _check_folder(config: Config, sinks: Sequence[Any] = ()) -> None:
     if config.runs_dir is None:
+        if sinks:
+            raise UsageError("sinks hear of runs that leave a folder: say with runs_dir where one goes")
         refuse(config, {"checkpoint_every": "the run leaves no folder; say with runs_dir where one goes"})
 
 
 def _warn(result: Result) -> None:
     for remark in result.remarks:
         LOG.warning("%s: %s", result.config.method, remark)
-
-
-def _request(
-    method: Any = "fedavg",
-    data: Any = USUAL,
-    clients: Any = USUAL,
-    partition: Any = USUAL,
-    model: Any = None,
-    options: Any = None,
-    settings: Mapping[str, Any] | None = None,
-    task: Any = None,
-    start_from: Any = None,
-    **more: Any,
-) -> _Asked:
-    values: dict[str, Any] = {**(settings or {}), **more, "options": {} if options is None else options}
-    objects: dict[str, Any] = {}
-    if isinstance(method, type) and issubclass(method, Method):
-        values["method"] = _name_of(method, METHODS)
-        if not (method.__module__.startswith("fedkin.") and METHODS.get(values["method"]) is method):
-            objects["method"] = method
-    elif isinstance(method, str):
-        values["method"] = method
-    else:
-        raise UsageError(f"method={method!r}: a method's name, or a class made from fedkin.Method")
-    if isinstance(model, str):
-        values["model"] = model
-    elif model is not None:
-        objects["model"] = model
-    if isinstance(task, Task):
-        objects["task"] = task
-    elif task is not None:
-        values["task"] = task
-    if isinstance(start_from, Result):
-        if start_from._trained is None:
-            raise UsageError("start_from: this result has no models of its run; give the run's name or folder")
-        objects["begin_with"] = start_from._trained
-        values["start_from"] = of_result(start_from._trained, start_from.run)
-    elif start_from is not None:
-        values["start_from"] = start_from
-    deal = _unwritten(partition) if isinstance(partition, Partition) else None
-    if partition is not USUAL:
-        values["partition"] = str(partition) if isinstance(partition, Partition) else partition
-    inferred: set[str] = set()
-    if clients is None or (clients is not USUAL and isinstance(clients, Number | str)):
-        values["clients"] = clients
-    elif clients is not USUAL:
-        if data is not USUAL:
-            raise UsageError("give data= or a list of clients, not both")
-        owned = _own(clients, _reading(values, task))
-        objects["data"] = Brought(owned)
-        values = {"partition": "natural", **values, "data": "own", "clients": len(owned.parts)}
-        inferred = {"clients", *(["partition"] if partition is USUAL else [])}
-    if isinstance(data, str | Path):
-        values["data"] = str(data)
-    elif is_frame(data):
-        whole = own_table("own", from_frame("the data frame", data), _reading(values, task))
-        values["data"] = "own"
-        objects["data"] = Brought(whole, deal)
-    elif data is not USUAL:
-        found = _checked(data)
-        values["data"] = found.name if isinstance(found, Dataset) else found[0].name
-        objects["data"] = Brought(found, deal)
-    config = resolved(make_config(values, values.keys() - inferred if inferred else None))
-    if deal is not None and "data" not in objects and not is_folder(config.data):
-        objects["data"] = Brought(load(config.data, config.data_dir), deal)
-    return _Asked(config, objects)
-
-
-def _unwritten(partition: Partition) -> Partition | None:
-    """A partition that its text does not stand for: one of the user's own."""
-    try:
-        return None if parse_partition(str(partition)) == partition else partition
-    except UsageError:
-        return partition
-
-
-def _targets(task: Any) -> Targets:
-    """Of which kind the targets are that come with such a task."""
-    if task is None or isinstance(task, Task):
-        return targets_of(Config(), task)
-    if not isinstance(task, str):
-        raise UsageError(f"task={task!r}: give a task's name, or what fedkin.task makes")
-    return targets_of(make_config({"task": task}))
-
-
-def _reading(values: Mapping[str, Any], task: Any) -> Reading:
-    """How objects are read, by the settings that say so."""
-    said = {name: values[name] for name in ("label", "client_column", "categories") if values.get(name) is not None}
-    return reading_of(make_config(said), _targets(task))
-
-
-def _own(clients: Any, how: Reading) -> OwnClients:
-    if isinstance(clients, Sequence | Mapping) and not len(clients):
-        raise UsageError(f"clients={clients!r}: give at least one client's data")
-    return own_clients(clients, how)
-
-
-def _checked(data: Any) -> Dataset | tuple[Dataset, Split]:
-    pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Dataset) and isinstance(data[1], Split)
-    if not pair and not isinstance(data, Dataset):
-        raise UsageError(
-            f"data is a {type(data).__name__}: give a name, a file, a folder, a fedkin Dataset or a pair "
-            "(Dataset, Split); samples that belong to clients go into clients=[(x, y), ...]"
-        )
-    found: Dataset | tuple[Dataset, Split] = data
-    return found
-
-
-def _name_of(kind: type[Method], registry: Registry[type[Method]]) -> str:
-    return next((name for name, known in registry.items() if known is kind), kind.__name__.lower())

@@ -335,6 +335,13 @@ def make_config(values: Mapping[str, Any], given: Iterable[str] | None = None) -
     return replace(config, clients=None) if config.partition == "natural" and "clients" not in values else config
 
 
+def axis_of(name: str) -> str:
+    """What a word of a grid stands for: a setting, or `options.NAME`, a method's own option."""
+    key = name.replace("-", "_")
+    known = {f.name for f in fields(Config)} - {"options"}
+    return key if key in known else f"options.{name.removeprefix('options.')}"
+
+
 def _in_one_text(value: Any) -> Any:
     """A list, as in 1+0.5+2, or a mapping, as in paris=0.1+lima=2."""
     words = [f"{k}={v}" for k, v in value.items()] if isinstance(value, Mapping) else value

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from fedkin.errors import FedKinError, UsageError
 from fedkin.options import said
+from fedkin.rounds.words import seconds
 
 ACCENT = "cyan"
 PLAIN_WIDTH = 160
@@ -135,23 +136,6 @@ def scores(whose: str, lines: Iterable[tuple[str, Sequence[float]]], unit: str =
 
 def percent(value: float) -> str:
     return said(value)
-
-
-def size(count: float) -> str:
-    """Bytes for people: 812 B, 1.2 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def seconds(value: float) -> str:
-    if value < 100:
-        return f"{value:.1f} s"
-    whole = round(value)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s"
 
 
 def spent(wall: float, times: Mapping[str, float]) -> str:

@@ -14,13 +14,14 @@ import numpy as np
 from rich.console import Console, RenderableType
 from rich.markup import escape
 
-from fedkin.cli.console import percent, seconds, table
+from fedkin.cli.console import percent, table
 from fedkin.cli.grid import Grid
 from fedkin.cli.live import GridScreen
 from fedkin.data import load
 from fedkin.methods import METHODS
 from fedkin.robust import ATTACKS
 from fedkin.rounds import Event
+from fedkin.rounds.words import seconds
 from fedkin.sweep.runner import Cell
 from fedkin.sweep.statistics import Outcome
 

@@ -16,9 +16,10 @@ import typer
 from rich.markup import escape
 
 from fedkin.cli.application import LOOK, Json, command
-from fedkin.cli.console import print_json, screen, size
+from fedkin.cli.console import print_json, screen
 from fedkin.cli.deploy import Ca, Cert, Key, Vocabulary
 from fedkin.errors import UsageError
+from fedkin.rounds.words import size
 from fedkin.version import VERSION
 
 COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}

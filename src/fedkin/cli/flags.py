@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ import typer
 
 from fedkin.cli.names import check_name, completing, run_names
 from fedkin.cli.waiting import load
-from fedkin.config import GROUPS, SAME_POINT, Config, make_config, read_toml
+from fedkin.config import GROUPS, SAME_POINT, Config, axis_of, make_config, read_toml
 from fedkin.errors import UsageError, unknown
 from fedkin.options import Described, describe
 
@@ -141,20 +141,18 @@ def checked(config: Config) -> Config:
     load()
     from fedkin.data import parse_partition
     from fedkin.methods import METHODS
-    from fedkin.methods.base import options_of
+    from fedkin.methods.base import given_options
 
     kind = METHODS[config.method]
     parse_partition(config.partition)
     check_attack(config.attack)
     check_rule(config.rule)
     check_rates(config)
-    resolved = asdict(options_of(kind, config.options, config.method))
-    options = {name: resolved.get(name.replace("-", "_"), value) for name, value in config.options.items()}
     if config.start_from is not None:
         from fedkin.runs import origin
 
         config = origin.resolved(config)
-    return replace(config, options=options)
+    return replace(config, options=given_options(kind, config.options, config.method))
 
 
 def check_names(config: Config) -> None:
@@ -322,14 +320,12 @@ def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def axes_of(words: Sequence[str]) -> dict[str, list[str]]:
     """`--grid lr=0.01,0.1` as lists; what is no setting is an option of a method: `--grid ditto.lam=0.1,1`."""
-    known = {d.name for d in describe(Config)} - {"options"}
     axes: dict[str, list[str]] = {}
     for word in words:
         name, equals, values = (part.strip() for part in word.partition("="))
         if not equals or not name or not values:
             raise UsageError(f"--grid {word!r}: write NAME=VALUE,VALUE, for example --grid lr=0.01,0.1")
-        key = name.replace("-", "_")
-        key = key if key in known else f"options.{name.removeprefix('options.')}"
+        key = axis_of(name)
         axes[key] = listed(values, f"grid {name}") if key in ("attack", "rule", "lr_schedule") else values.split(",")
     return axes
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedkin.cli.console import ACCENT, print_json, screen, size, table
+from fedkin.cli.console import ACCENT, print_json, screen, table
 from fedkin.compute.layout import Layout
 from fedkin.config import Config
 from fedkin.core.schedules import SCHEDULES
@@ -27,6 +27,7 @@ from fedkin.options import describe
 from fedkin.registry import Registry
 from fedkin.robust import ATTACKS, RULES, DataAttack, ReplyAttack
 from fedkin.rounds import prepare
+from fedkin.rounds.words import size
 
 IMAGE: tuple[tuple[int, ...], int, int] = ((3, 32, 32), 10, 0)  # shape, classes, vocabulary
 COMMON = ("lie_about_votes", "warmup")  # options of every attack, of every schedule

@@ -11,112 +11,31 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from fedkin.cli.console import ACCENT, on_terminal, seconds, size, sparkline, table
-from fedkin.cli.outcome import benign_only, threat
+from fedkin.cli.console import ACCENT, on_terminal, sparkline, table
 from fedkin.cli.waiting import Remaining, Turning, left
-from fedkin.config import Config
+from fedkin.report.progress import Lines, accuracy_of, called, columns_said, headline, pace
 from fedkin.rounds import Accuracy, Event, Prepared, RoundRecord
 from fedkin.rounds.footprint import resident
-from fedkin.sweep.groups import varied
-from fedkin.sweep.runner import Cell
+from fedkin.rounds.words import seconds, size
+from fedkin.sweep.runner import Cell, tell_apart
 
-MOST_COLUMNS = 20  # of a table, that are spoken of at the start
 REFRESH = 8  # times a second
 HEADLINE_LINES = 8  # what a live table needs besides its rows
 OVER = ("done", "failed", "skipped", "interrupted")  # states in which nothing more comes
 
 
-def headline(prepared: Prepared) -> str:
-    """What is about to run, in one line."""
-    config = prepared.config
-    parts = [
-        f"{config.method} on {config.data}",
-        f"{prepared.clients} clients, {config.partition}",
-        f"{config.model}, {prepared.parameters:,} parameters",
-        f"{prepared.device} {prepared.precision}",
-        f"seed {config.seed}",
-        f"split {prepared.split_hash[:12]}",
-        threat(config, prepared.clients),
-        "" if config.rule == "mean" else f"rule {config.rule}",
-        needs(prepared),
-    ]
-    return " · ".join(part for part in parts if part)
-
-
-def columns_said(prepared: Prepared) -> tuple[str, ...]:
-    """What was done with the columns of a table, a line each."""
-    more = len(prepared.columns) - MOST_COLUMNS
-    rest = (f"... and {more} more columns; run.json has them all",) if more > 0 else ()
-    return (*prepared.columns[:MOST_COLUMNS], *rest)
-
-
-def needs(prepared: Prepared) -> str:
-    """The memory and disk that the run is reckoned to need."""
-    if prepared.needed is None:
-        return ""
-    found = prepared.needed
-    parts = [
-        f"{size(found.host)} of memory",
-        f"{size(found.device)} of {prepared.device}" if found.device else "",
-        f"{size(found.disk)} of disk",
-    ]
-    return "needs about " + ", ".join(part for part in parts if part)
-
-
-def pace(record: RoundRecord, before: RoundRecord | None = None) -> float:
-    """Training steps of all clients in a second, since the record before (or the start)."""
-    steps, seconds = record.client_steps, record.seconds
-    if before is not None:
-        steps, seconds = steps - before.client_steps, seconds - before.seconds
-    return steps / seconds if seconds > 0 else 0.0
-
-
-def coverage(record: RoundRecord) -> str:
-    """Of how many clients an accuracy is, where not of all."""
-    return "" if record.covers_all else f" ({record.judged} of {record.judgeable} clients)"
-
-
-def round_line(record: RoundRecord, rounds: int, accuracy: str = "accuracy", before: RoundRecord | None = None) -> str:
-    """One round as a plain line for logs; `accuracy`: what to call it; `before`: the record before."""
-    name, a = "final tuning" if record.final else f"round {record.round}/{rounds}", record.accuracy
-    return (
-        f"{name}  loss {record.train_loss:.4f}  {_called(accuracy, record)} {a.said(a.macro)}{coverage(record)}  "
-        f"worst decile {a.said(a.worst_decile)}  down {size(record.bytes_down)}  "
-        f"up {size(record.bytes_up)}  failed {record.failed}  removed {record.removed}  {seconds(record.wall)}  "
-        f"{pace(record, before):.0f} steps/s  {size(resident())}"
-    )
-
-
-def _called(accuracy: str, record: RoundRecord) -> str:
-    """What to call the numbers of a record: another metric than accuracy by its own name."""
-    return accuracy.replace("accuracy", record.accuracy.metric)
-
-
-def accuracy_of(config: Config) -> str:
-    return "benign accuracy" if benign_only(config) else "accuracy"
-
-
-class PlainRun:
+class PlainRun(Lines):
     """A listener that writes lines."""
 
     def __init__(self, console: Console, prefix: str = "") -> None:
-        self._console, self._prefix, self._rounds, self._accuracy = console, prefix, 0, "accuracy"
-        self._before: RoundRecord | None = None
+        super().__init__(self.say, prefix)
+        self._console = console
 
     def __enter__(self) -> PlainRun:
         return self
 
     def __exit__(self, *error: object) -> None:
         """Nothing to close."""
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Prepared):
-            self._rounds, self._accuracy = event.config.rounds, accuracy_of(event.config)
-            for line in (headline(event), *columns_said(event), *event.remarks):
-                self.say(line)
-        else:
-            self.say(self._prefix + round_line(event, self._rounds, self._accuracy, self._before))
-            self._before = event
 
     def say(self, line: str) -> None:
         self._console.print(escape(line), soft_wrap=True)
@@ -174,7 +93,7 @@ class LiveRun:
         last = self._records[-1]
         shown = {
             "loss": f"{last.train_loss:.4f}",
-            _called(self._accuracy, last): _with_unit(last.accuracy, last.accuracy.macro),
+            called(self._accuracy, last): _with_unit(last.accuracy, last.accuracy.macro),
             "worst decile": _with_unit(last.accuracy, last.accuracy.worst_decile),
             "down": size(last.bytes_down),
             "up": size(last.bytes_up),
@@ -212,10 +131,7 @@ class GridScreen(AbstractContextManager["GridScreen"]):
 
     def __init__(self, cells: Sequence[Cell], console: Console, title: str) -> None:
         self._cells, self._console, self._title = cells, console, title
-        rows, columns = varied([c.config for c in cells])
-        self._varied = [*columns, *rows]
-        for cell in cells:
-            cell.varied = self._varied
+        self._varied = tell_apart(cells)
         self._live: Live | None = None
         self._ended = False
         self._turning, self._begun = Turning(), dict[Cell, Remaining]()

@@ -9,40 +9,14 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from fedkin.cli.console import percent, print_json, scores, screen, size, spent
-from fedkin.config import POINTS, Config
+from fedkin.cli.console import percent, print_json, scores, screen, spent
+from fedkin.config import POINTS
 from fedkin.core import notes
 from fedkin.options import said
-from fedkin.robust import Adversary, Attack, make_attack
-from fedkin.rounds import Result, named_spec
+from fedkin.rounds import Result
+from fedkin.rounds.words import method_of, reached, size, threat, whose
 
 MOST_NAMES = 30
-
-
-def attackers(config: Config, clients: int) -> int:
-    """How many clients are malicious (at a time, if others are every round)."""
-    if config.attack == "none":
-        return 0
-    return int(Adversary.of(config, Attack(), clients).malicious().sum())
-
-
-def benign_only(config: Config) -> bool:
-    """Whether accuracy leaves out malicious clients: it does where the same ones are malicious all along, unless what
-    they lose is the question."""
-    if config.attack == "none":
-        return False
-    return not Adversary(make_attack(*named_spec(config.attack)), 1, redraw=config.attackers == "redrawn").counted
-
-
-def threat(config: Config, clients: int) -> str:
-    """The attack in a few words, and whose accuracy is counted; empty without one."""
-    if config.attack == "none":
-        return ""
-    bad = attackers(config, clients)
-    said = f"{config.attack}: {bad} of {clients} clients malicious"
-    if benign_only(config):
-        return f"{said}, accuracy of the {clients - bad} benign ones only"
-    return f"{said}{', others every round' if config.attackers == 'redrawn' else ''}, accuracy of all clients"
 
 
 def not_used(result: Result) -> dict[str, dict[int, tuple[int, int]]]:
@@ -83,25 +57,17 @@ def present(result: Result, json: bool) -> None:
 
 def summarise(result: Result) -> None:
     """The numbers of one run, and what they are numbers of."""
-    benign = benign_only(result.config)
-    what = result.accuracy.metric
-    whose = f"{what} of {len(result.per_client) - len(result.malicious)} benign clients" if benign else what
-    which = "kept, best on validation" if result.config.keep == "best" else "last round"
-    reached = (
-        (f"{which} ({result.kept.round})", result.accuracy),
-        (
-            f"best round ({result.best.round}{', on validation' if result.best_by != 'test' else ''})",
-            result.best.accuracy,
-        ),
-        *(((f"{which}, validation", aside),) if (aside := result.validation) is not None else ()),
-    )
     out = screen()
     out.print(
-        scores(whose, ((name, (a.macro, a.micro, a.worst_decile, a.std)) for name, a in reached), result.accuracy.unit)
+        scores(
+            whose(result),
+            ((name, (a.macro, a.micro, a.worst_decile, a.std)) for name, a in reached(result)),
+            result.accuracy.unit,
+        )
     )
     sent, prepared = result.bytes, result.prepared
     facts = {
-        "method": escape(" ".join([result.method, *(f"{k}={v}" for k, v in result.options.items())])),
+        "method": escape(method_of(result)),
         "evaluated": f"{_point(result)}; macro: mean over clients, micro: over test samples",
         **_others(result),
         **_hostility(result),

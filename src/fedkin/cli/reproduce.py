@@ -11,12 +11,13 @@ import typer
 from rich.markup import escape
 
 from fedkin.cli.application import LOOK, Json, RunsDir, command
-from fedkin.cli.console import messages, on_terminal, print_json, screen, seconds
+from fedkin.cli.console import messages, on_terminal, print_json, screen
 from fedkin.cli.console import table as drawn
 from fedkin.cli.extras import Budget, Devices, Jobs, Together, spread
 from fedkin.cli.flags import seeds_of
 from fedkin.cli.waiting import load
 from fedkin.errors import UsageError
+from fedkin.rounds.words import seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

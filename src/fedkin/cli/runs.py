@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from fedkin.cli.application import RUNS, TRAIN, Json, RunsDir, command
-from fedkin.cli.console import messages, percent, print_json, safe, scores, screen, seconds, size, spent, table
+from fedkin.cli.console import messages, percent, print_json, safe, scores, screen, spent, table
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.cli.names import run_names
 from fedkin.cli.waiting import load
@@ -18,6 +18,7 @@ from fedkin.config import POINTS
 from fedkin.core import notes
 from fedkin.errors import DataError, unknown
 from fedkin.options import said
+from fedkin.rounds.words import seconds, size
 from fedkin.runs.catalogue import Broken, Catalogue, diff
 from fedkin.runs.folder import MAX_JSON, SITES, STATUSES, RunFolder, RunInfo, number
 from fedkin.runs.reading import read_bytes

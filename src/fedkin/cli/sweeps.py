@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -181,21 +182,13 @@ def title_of(configs: Sequence[Any]) -> str:
 
 
 def _write(found: Any, markdown: str | None, latex: str | None, csv: str | None) -> None:
-    from fedkin.report import tables
+    from fedkin.report.comparison import Table
 
-    groups = found.groups()
-    sheets = [tables.sheet(groups, found.metric, found.baseline)]
-    if found.baseline is not None:
-        sheets.append(tables.paired_sheet(groups, found.baseline, found.metric))
-    wanted = {"--markdown": markdown, "--latex": latex, "--csv": csv}
-    for flag, path in wanted.items():
-        if path is None:
-            continue
-        if flag == "--csv":
-            text = tables.comma_separated(groups, found.baseline, found.metric)
-        else:
-            text = "\n".join(tables.markdown(s) if flag == "--markdown" else tables.latex(s) for s in sheets)
-        messages().print(f"written: {escape(str(tables.write(path, text)))}", soft_wrap=True)
+    made = Table(found.groups(), found.baseline, found.metric)
+    for path, write in ((markdown, made.to_markdown), (latex, made.to_latex), (csv, made.to_csv)):
+        if path is not None:
+            write(path)
+            messages().print(f"written: {escape(str(Path(path)))}", soft_wrap=True)
 
 
 def show(

@@ -13,7 +13,8 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
 
-from fedkin.cli.console import ACCENT, messages, on_terminal, seconds
+from fedkin.cli.console import ACCENT, messages, on_terminal
+from fedkin.rounds.words import seconds
 
 
 class Turning:

@@ -31,6 +31,7 @@ from fedkin.data.partition import (
     parse_partition,
     pathological,
     shards,
+    unwritten,
 )
 from fedkin.data.remarks import remarks_on
 from fedkin.data.shift import CORRUPTIONS, apply_shift
@@ -75,4 +76,5 @@ __all__ = [
     "remarks_on",
     "shards",
     "source",
+    "unwritten",
 ]

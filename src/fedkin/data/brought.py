@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ def arrays_of(where: str, data: Any) -> Sequence[Any]:
     if isinstance(data, list | tuple):
         return data
     if isinstance(data, np.ndarray | str | bytes | int | float) or data is None:
-        raise UsageError(f"{where} is a single {type(data).__name__}: give (x, y), its samples and their labels")
+        what = f"{where} is a single {type(data).__name__}"
+        raise UsageError(f"{what}: give a list with (x, y), samples and their labels, for each client")
     return torch_arrays(where, data)
 
 
@@ -38,7 +39,9 @@ def one_client(
 ) -> OwnClient:
     """One client's arrays in one form, checked as far as one client can be."""
     if len(arrays) not in (2, 4):
-        raise UsageError(f"{where} has {len(arrays)} arrays: give (x, y) or (x_train, y_train, x_test, y_test)")
+        single = bool(arrays) and all(isinstance(item, tuple) and len(item) == 2 for item in arrays)
+        hint = "; of single samples, each an (x, y), zip(*samples) makes one" if single else ""
+        raise UsageError(f"{where} has {len(arrays)} arrays: give (x, y) or (x_train, y_train, x_test, y_test){hint}")
     pairs = []
     parts: tuple[Part, ...] = ()
     for i in range(0, len(arrays), 2):
@@ -63,7 +66,7 @@ def one_client(
 
 def _targets_of(where: str, given: Any, samples: int, targets: Targets) -> Array:
     """A client's targets, one for each of its samples."""
-    y = _array(where, given)
+    y = _array(where, given, "label" if targets == "classes" else "target")
     if y.ndim == 0 or len(y) != samples:
         raise DataError(
             f"{where}: {samples} samples, but {'labels' if targets == 'classes' else 'targets'} of shape {y.shape}"
@@ -78,14 +81,40 @@ def _targets_of(where: str, given: Any, samples: int, targets: Targets) -> Array
     return checked_labels(y, where)
 
 
-def _array(where: str, value: Any) -> Array:
+def _array(where: str, value: Any, what: str = "sample") -> Array:
+    if isinstance(value, Iterator):
+        raise UsageError(
+            f"{where}: its {what}s come as a {type(value).__name__}, which is read only once: give a list or an array"
+        )
     try:
-        return np.asarray(value)
+        found = np.asarray(value)
+        if found.dtype == object:
+            _check_shapes(where, found, what)
+        return found
+    except DataError:
+        raise
     except Exception as error:  # somebody else's class can fail in any way
+        if isinstance(value, list | tuple):
+            _check_shapes(where, value, what)
         raise DataError(
             f"{where}: a {type(value).__name__} that does not become an array ({error}); all samples need "
             "one shape, and tensors must be on the CPU without gradients"
         ) from error
+
+
+def _check_shapes(where: str, rows: Sequence[Any] | Array, what: str) -> None:
+    """A sentence with the first row that is not like the first of all."""
+    first = None
+    for i, row in enumerate(rows):
+        try:
+            shape = tuple(np.shape(row))
+        except Exception:  # rows of rows that differ
+            raise DataError(f"{where}: {what} {i} has parts of different lengths; all need one shape") from None
+        first = shape if first is None else first
+        if shape != first:
+            raise DataError(
+                f"{where}: {what} {i} has shape {shape}, {what} 0 {first}; all need one shape: cut or fill them up"
+            )
 
 
 def _samples(where: str, x: Any, vocabulary: int) -> Array:

@@ -5,7 +5,7 @@ Each client's rows stay its own. A client that brings test rows keeps them; the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -66,7 +66,13 @@ def own_clients(
 
     A client's data are (x, y), (x_train, y_train, x_test, y_test), a mapping with these names, a data frame with a
     column for the labels, a list of dictionaries (a row each), or a torch data set of (x, y)."""
+    clients = listed(clients)
     if isinstance(clients, Mapping):
+        if set(clients) in (set(PAIR), set(FOUR)):
+            raise UsageError(
+                f"clients is one dictionary with {', '.join(map(repr, clients))}, which are one client's data: give a "
+                "list with such a dictionary for each client"
+            )
         names, clients = [str(key) for key in clients], list(clients.values())
     if is_frame(clients):
         raise UsageError(
@@ -82,6 +88,11 @@ def own_clients(
     places = [f"client {client!r}" for client in called]
     data = [_brought(where, one) for where, one in zip(places, clients, strict=True)]
     return gathered(name, list(zip(called, places, data, strict=True)), how)
+
+
+def listed(clients: Any) -> Any:
+    """Clients that come one after another, from a generator or as the values of a dictionary, as a list."""
+    return list(clients) if isinstance(clients, Iterator | ValuesView) else clients
 
 
 def _brought(where: str, data: Any) -> Table | Sequence[Any]:

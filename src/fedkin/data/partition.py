@@ -65,6 +65,14 @@ class Partition(ABC):
 PARTITIONS: Registry[type[Partition]] = Registry("partition")
 
 
+def unwritten(partition: Partition) -> Partition | None:
+    """A partition that its text does not stand for: one of the user's own."""
+    try:
+        return None if parse_partition(str(partition)) == partition else partition
+    except UsageError:
+        return partition
+
+
 def parse_partition(spec: str | Partition) -> Partition:
     """``"pathological:2:shuffled"`` as the object it stands for; an object is returned as it is."""
     if isinstance(spec, Partition):

@@ -20,7 +20,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Row numbers per client. Two splits are the same when their ``hash`` is.
+    """Row numbers per client: ``train``, ``validation`` and ``test`` have an array for each of ``names``.
+
+    Two splits are the same when their ``hash`` is.
 
     ``partition`` says how it came about, in the words of the setting; empty where it was put together by hand.
     ``unused`` are settings that had no part in it, each with the reason.
@@ -44,8 +46,14 @@ class Split:
                 raise DataError(f"client {name!r} has no training samples")
         check_names(self.names)
 
+    def __repr__(self) -> str:
+        sizes = (sum(map(len, part)) for part in (self.train, self.validation, self.test))
+        told = "{} training, {} validation and {} test samples".format(*sizes)
+        return f"Split({self.partition or 'by hand'}: {self.clients} clients, {told})"
+
     @property
     def clients(self) -> int:
+        """How many clients there are."""
         return len(self.train)
 
     @property

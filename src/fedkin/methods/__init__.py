@@ -5,11 +5,11 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from fedkin.methods.base import METHODS, Keep, Method, options_of
+from fedkin.methods.base import METHODS, Keep, Method, given_options, options_of
 from fedkin.options import option
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 METHODS.sort()
 
-__all__ = ["METHODS", "Keep", "Method", "option", "options_of"]
+__all__ = ["METHODS", "Keep", "Method", "given_options", "option", "options_of"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
@@ -238,10 +238,16 @@ def options_of(method_class: type[Method], given: Mapping[str, Any], name: str) 
     return validated(method_class.Options, {**method_class.profiles[profile], **values}, f"method {name!r}")
 
 
+def given_options(method_class: type[Method], given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What was given, checked, in its right types: the same however it was written."""
+    resolved = asdict(options_of(method_class, given, name))
+    return {key: resolved.get(key.replace("-", "_"), value) for key, value in given.items()}
+
+
 def _scored(client: Cohort, rows: Tensor) -> Reply:
     told = vars(client.evaluate(rows, extra=True))
     aside = vars(client.evaluate(rows, "validation", extra=True)) if client.validates else {}
     return {**told, **{f"{VALIDATION}{name}": value for name, value in aside.items()}, "rows": rows}
 
 
-__all__ = ["METHODS", "EvalPoint", "Keep", "Method", "Needs", "NoOptions", "option", "options_of"]
+__all__ = ["METHODS", "EvalPoint", "Keep", "Method", "Needs", "NoOptions", "given_options", "option", "options_of"]

@@ -97,7 +97,7 @@ class RunData:
     @cached_property
     def rounds(self) -> dict[str, Floats]:
         """The table of rounds, column by column."""
-        rows = rounds_after(self.folder.path, limits=self.limits)
+        rows = self.select(f"final, {', '.join(CURVES)}", "rounds", "ORDER BY round, final")
         rows = [row for row in rows if number(row[0]) is not None and number(row[1]) is not None]
         return {name: numbers(row[i] for row in rows) for i, name in enumerate(("final", *CURVES))}
 

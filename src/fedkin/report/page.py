@@ -35,11 +35,12 @@ Sections = list[tuple[Group | None, list[Figure | LeftOut]]]
 
 
 def write_report(
-    runs: Sequence[RunFolder], to: Path | None = None, formats: Sequence[str] = ("html",)
+    runs: Sequence[RunFolder], to: str | Path | None = None, formats: Sequence[str] = ("html",)
 ) -> tuple[list[Path], list[LeftOut]]:
     """The report of one run or of several; returns the files and what was left out.
 
-    `to`: a folder; without it a single run's report goes into its own."""
+    `to`: a folder; without it a single run's report goes into its own. `formats`: "html" (one page), "png" and "svg" (a
+    file for each figure)."""
     if not runs:
         raise UsageError("a report needs at least one run: name it, or say last")
     for name in formats:
@@ -48,7 +49,7 @@ def write_report(
     data = [RunData(folder) for folder in {folder.path: folder for folder in runs}.values()]
     if to is None and len(data) > 1:
         raise UsageError("a report of several runs needs a folder to go to: give --to DIR")
-    target = data[0].folder.path if to is None else to
+    target = data[0].folder.path if to is None else Path(to)
     groups = grouped(data)
     sections = _sections(groups)
     gaps = [part for _, parts in sections for part in parts if isinstance(part, LeftOut)]

@@ -5,6 +5,8 @@ colours. Words are darker: 4.5 to 1 at least against whatever they stand on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 WORDS = ("ink", "muted", "grid", "paper", "soft", "link", "bad")
 BY_DAY = ("#1b1f24", "#5b6470", "#dde2e8", "#ffffff", "#f1f3f6", "#005a8d", "#a84300")
 BY_NIGHT = ("#e6e9ed", "#a3adb8", "#343b43", "#15181c", "#20252b", "#7cc4f0", "#f0803c")
@@ -22,16 +24,22 @@ HEAT = (
 
 def css() -> str:
     """As custom properties: --ink and the others, --c0 and on for lines, --h0 and on for maps."""
-
-    def properties(words: dict[str, str], lines: tuple[str, ...]) -> str:
-        named = {**words, **{f"c{i}": colour for i, colour in enumerate(lines)}}
-        return " ".join(f"--{name}: {colour};" for name, colour in named.items())
-
     heat = " ".join(f"--h{i}: {colour};" for i, colour in enumerate(HEAT))
     return (
-        f":root {{ color-scheme: light dark; {properties(LIGHT, SERIES)} {heat} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {properties(DARK, DARK_SERIES)} }} }}\n"
+        f":root {{ color-scheme: light dark; {_properties(LIGHT, SERIES)} {heat} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {_properties(DARK, DARK_SERIES)} }} }}\n"
     )
+
+
+def within(name: str, dark: Sequence[str]) -> str:
+    """The same for what has this class on somebody else's page: by night where the page says so by a selector."""
+    places = ", ".join(f"{selector} .{name}" for selector in dark)
+    return f".{name} {{ {_properties(LIGHT, SERIES)} }}\n{places} {{ {_properties(DARK, DARK_SERIES)} }}\n"
+
+
+def _properties(words: dict[str, str], lines: tuple[str, ...]) -> str:
+    named = {**words, **{f"c{i}": colour for i, colour in enumerate(lines)}}
+    return " ".join(f"--{name}: {colour};" for name, colour in named.items())
 
 
 def classes() -> str:

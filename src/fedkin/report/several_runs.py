@@ -317,31 +317,26 @@ def _splits(groups: Sequence[Group]) -> list[Figure | LeftOut]:
 def compared(groups: Sequence[Group]) -> list[Figure | LeftOut]:
     """What compares the runs, or shows the one run as a whole."""
     runs = of_all(groups)
+    left = {
+        "attacker-shares": sum(run.info.attack != "none" for run in runs) < 2,
+        "epsilon": sum(bool(run.rounds_of(notes.EPSILON)) for run in runs) < 2,
+    }
+    return [figure_of(name, groups) for name in COMPARED if not left.get(name)] + _splits(groups)
 
-    def shown(name: str, several: Callable[[Sequence[Group]], Figure]) -> Figure | LeftOut:
-        def build() -> Figure:
-            if len(runs) > 1:
-                return several(groups)
+
+def figure_of(name: str, groups: Sequence[Group], column: str = "macro") -> Figure | LeftOut:
+    """One of `COMPARED`; those of accuracy show this measure."""
+    title, several = COMPARED[name]
+    runs = of_all(groups)
+
+    def build() -> Figure:
+        if name in FIGURES and len(runs) == 1:
             if not runs[0].evaluated and name != "cost-per-phase":
                 raise Missing("no round has been evaluated yet")
             return FIGURES[name].build(runs[0])
+        return several(groups, column) if several in (per_round, per_megabyte) else several(groups)
 
-        return attempt(name, FIGURES[name].title, build)
-
-    parts = [
-        shown("accuracy-per-round", per_round),
-        attempt("accuracy-per-megabyte", "Accuracy per megabyte", partial(per_megabyte, groups)),
-        shown("loss-per-round", _losses),
-        shown("spread-over-clients", spread_over_clients),
-        attempt("gain-over-local", "Gain over training alone", partial(gain_over_local, groups)),
-        shown("cost-per-phase", cost_per_phase),
-    ]
-    if sum(run.info.attack != "none" for run in runs) > 1:
-        title = "Accuracy against the share of attackers"
-        parts.append(attempt("attacker-shares", title, partial(attacker_shares, groups)))
-    if sum(bool(run.rounds_of(notes.EPSILON)) for run in runs) > 1:
-        parts.append(attempt("epsilon", "Privacy against accuracy", partial(epsilon_accuracy, groups)))
-    return parts + _splits(groups)
+    return attempt(name, title, build)
 
 
 def _losses(groups: Sequence[Group]) -> Figure:
@@ -352,3 +347,16 @@ def _losses(groups: Sequence[Group]) -> Figure:
     both = (("test", series(groups, "test_loss")), ("training", series(groups, "train_loss")))
     lines = [replace(s, panel=name) for name, found in both for s in found]
     return replace(made, panels=[Lines(ROUND, LOSS, "", lines, same_scale=False)])
+
+
+COMPARED: dict[str, tuple[str, Callable[..., Figure]]] = {
+    "accuracy-per-round": (FIGURES["accuracy-per-round"].title, per_round),
+    "accuracy-per-megabyte": ("Accuracy per megabyte", per_megabyte),
+    "loss-per-round": (FIGURES["loss-per-round"].title, _losses),
+    "spread-over-clients": (FIGURES["spread-over-clients"].title, spread_over_clients),
+    "gain-over-local": ("Gain over training alone", gain_over_local),
+    "cost-per-phase": (FIGURES["cost-per-phase"].title, cost_per_phase),
+    "attacker-shares": ("Accuracy against the share of attackers", attacker_shares),
+    "epsilon": ("Privacy against accuracy", epsilon_accuracy),
+}
+"""What compares runs: titles and what makes the figures, by the names of their files."""

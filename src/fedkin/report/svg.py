@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
-from matplotlib.figure import Figure as Drawing
+from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 
 from fedkin.report.figures import Bars, Columns, Figure, Floats, Heat, Lines, Panel, Series, Strips, Timeline, said
@@ -66,6 +66,13 @@ FAR = 50
 COLOURS = LinearSegmentedColormap.from_list("heat", HEAT)
 MANY_POINTS = 1500  # a cloud of more is drawn as an image within the drawing
 _ONE_AT_A_TIME = threading.RLock()  # matplotlib's settings belong to the whole process
+
+
+class Drawing(Canvas):
+    """A figure of matplotlib, which a notebook shows without pyplot."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        return save(self, "png"), {"width": round(96 * self.get_figwidth())}
 
 
 # ---------------------------------------------------------------- files and pages

@@ -1,25 +1,18 @@
-"""A sweep as a table: for the screen, for a paper (LaTeX), for a page (Markdown), for other programs (CSV).
+"""A sweep as a table; `written` makes it LaTeX, Markdown, HTML, text or CSV.
 
 Rows are methods (with the rule, where there are several), columns the conditions that vary. With a single condition
 the columns are the measures."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from fedkin.config import POINTS
-from fedkin.errors import DataError
 from fedkin.methods import METHODS
-from fedkin.rounds.clock import PARTS
 from fedkin.sweep.selection import Choice
-from fedkin.sweep.statistics import METRICS, Group, Paired, compared, summary
+from fedkin.sweep.statistics import METRICS, Group, Paired, compared
 
 SIGNIFICANT = 0.05
 TITLES = {name: name.replace("-", " ") for name in METRICS}
@@ -315,134 +308,3 @@ def _test_notes(groups: Sequence[Group], tests: dict[int, Paired]) -> list[str]:
         ]
         notes.append(f"no test for {', '.join(who)}: {why}")
     return notes
-
-
-# ---------------------------------------------------------------- written out
-
-
-def markdown(made: Sheet) -> str:
-    """A pipe table, the best of each column in bold."""
-
-    def cell(entry: Entry) -> str:
-        text = f"**{_md(entry.text)}**" if entry.best else _md(entry.text)
-        return f"{text}{f' ± {entry.spread}' if entry.spread else ''}{_after(entry.mark, _md)}"
-
-    rule = [":--" if i < made.left else "--:" for i in range(len(made.head))]
-    lines = [f"**{_md(made.title)}**", "", _piped(map(_md, made.head)), _piped(rule)]
-    lines += [_piped(map(cell, row)) for row in made.rows]
-    return "\n".join([*lines, "", *(f"{_md(note)}  " for note in made.notes), ""])
-
-
-def _after(mark: str, escape: Callable[[str], str]) -> str:
-    """A mark behind a number, with the space before it."""
-    return " " * mark.startswith(" ") + escape(mark)
-
-
-def _piped(cells: Any) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _md(text: str) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", " ".join(text.split()))
-
-
-TEX: dict[str, str | int | None] = {
-    **{c: f"\\{c}" for c in "{}$&#_%"},
-    "\\": r"\textbackslash{}",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-    '"': "''",
-}
-
-
-def _tex(text: str) -> str:
-    return " ".join(text.split()).translate(str.maketrans(TEX))
-
-
-def latex(made: Sheet) -> str:
-    r"""A floating table for \usepackage{booktabs}."""
-
-    def cell(entry: Entry) -> str:
-        text = rf"\textbf{{{_tex(entry.text)}}}" if entry.best else _tex(entry.text)
-        star = entry.mark.startswith("*")
-        mark = ("$^{*}$" if star else "") + _after(entry.mark[1:] if star else entry.mark, _tex)
-        spread = r" $\pm$ " + entry.spread if entry.spread else ""
-        return f"{text}{spread}{mark}"
-
-    columns = "l" * made.left + "r" * (len(made.head) - made.left)
-    caption = " ".join(f"{_tex(n[:1].upper() + n[1:])}." for n in [made.title, *made.notes])
-    lines = [
-        r"% needs \usepackage{booktabs}",
-        r"\begin{table}",
-        r"  \centering",
-        rf"  \caption{{{caption}}}",
-        rf"  \label{{tab:{made.label}}}",
-        rf"  \begin{{tabular}}{{{columns}}}",
-        r"    \toprule",
-        f"    {' & '.join(map(_tex, made.head))} \\\\",
-        r"    \midrule",
-        *(f"    {' & '.join(map(cell, row))} \\\\" for row in made.rows),
-        r"    \bottomrule",
-        r"  \end{tabular}",
-        r"\end{table}",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def comma_separated(groups: Sequence[Group], baseline: str | None = None, metric: str = "macro") -> str:
-    """One line per group with every number in full."""
-    rows = summary(groups, baseline, metric)
-    settings = list(dict.fromkeys(k for r in rows for k in r["settings"] if k != "attack"))
-    measures = [m.replace("-", "_") for m in METRICS] + ["validation", "std", "megabytes", "seconds", "wall"]
-    tests = ["baseline", "metric", "over", "n", "p", "p_holm", "difference", "why"] if baseline is not None else []
-    lines = [
-        {
-            "method": r["method"],
-            "options": ";".join(f"{k}={v}" for k, v in r["options"].items()),
-            "attack": r["attack"],
-            "rule": r["rule"],
-            **{k: r["settings"].get(k, "") for k in settings},
-            "seeds": _joined(r["seeds"]),
-            "missing_seeds": _joined(r["missing"]),
-            "eval_point": r["eval_point"],
-            "benign_only": r["benign_only"],
-            **{f"{m}_{part}": _exact(r[m][part]) for m in measures for part in ("mean", "std")},
-            **{f"{part}_mean": _exact(r["times"][part]["mean"]) for part in PARTS},
-            "best_rounds": _joined(r["best_rounds"]),
-            "best_by": " ".join(r["best_by"]),
-            **{f"select_{k}": _exact(v) for k, v in (r["select"] or {}).items() if k != "passed_over"},
-            "diverged_seeds": " ".join(r["diverged"]),
-            "diverged": " | ".join(dict.fromkeys(r["diverged"].values())),
-            **{f"paired_{t}": _exact((r["paired"] or {}).get(t, "")) for t in tests},
-        }
-        for r in rows
-    ]
-    file = io.StringIO(newline="")
-    writer = csv.DictWriter(file, list(lines[0]) if lines else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return file.getvalue()
-
-
-def _joined(values: Sequence[int]) -> str:
-    return " ".join(map(str, values))
-
-
-def _exact(value: Any) -> Any:
-    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
-
-
-def write(path: str | Path, text: str) -> Path:
-    """A text file, its folder made if need be."""
-    target = Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{target} cannot be written: {error.strerror or error}") from None
-    return target

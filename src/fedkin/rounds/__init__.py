@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedkin.rounds.records import Listener as Listener
     from fedkin.rounds.records import Prepared as Prepared
     from fedkin.rounds.records import RoundRecord as RoundRecord
+    from fedkin.rounds.records import StopTraining as StopTraining
     from fedkin.rounds.records import comparable as comparable
     from fedkin.rounds.result import Result as Result
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from fedkin.rounds.choices import point_of
 from fedkin.rounds.clock import Clock
 from fedkin.rounds.divergence import BrokenLosses, Refusal
 from fedkin.rounds.memory import restoring, state_of
-from fedkin.rounds.records import Accuracy, Prepared, RoundRecord, best_on_validation
+from fedkin.rounds.records import Accuracy, Halt, Prepared, RoundRecord, best_on_validation
 from fedkin.rounds.result import Result, result_of
 from fedkin.rounds.validation import Snapshot
 from fedkin.rounds.warm import Taken
@@ -61,6 +61,7 @@ class Job:
     taken: Taken | None = None  # what it began with that another run has learnt
     measured: Measured | None = None  # what the newest record was made of
     kept: Snapshot | None = None  # of the best round so far, where its models are the result
+    halted: Halt | None = None  # by a listener
     finished: bool = False
     remarks: list[str] = field(default_factory=list)  # learned on the way; `Prepared` has those known before
 
@@ -76,8 +77,24 @@ class Job:
 
     @property
     def stopped(self) -> int | None:
-        """After which round training stopped early, since validation scores got no better; None: it has not."""
-        return validation.stopped(self.history, self.config)
+        """After which round training stopped early, since a listener asked for it or validation scores got no better;
+        None: it has not."""
+        return self.halted.round if self.halted is not None else validation.stopped(self.history, self.config)
+
+    @property
+    def why_stopped(self) -> str:
+        """Why training stopped early."""
+        if self.halted is not None:
+            return self.halted.why or "a listener asked for it"
+        gain = f" by more than {self.config.min_gain:g}" if self.config.min_gain else ""
+        return f"in {self.config.patience} evaluations the validation score got no better{gain}"
+
+    def halt(self, why: str) -> bool:
+        """No more rounds, if any are left; whether there were. What is left is `finish`."""
+        if self.finished or self.no_rounds_left:
+            return False
+        self.halted = Halt(self.fed.round, why)
+        return True
 
     @property
     def no_rounds_left(self) -> bool:
@@ -209,6 +226,16 @@ class Job:
         if len(ids) == len(fed.all):
             return found
         return found.spread(ids, len(fed.all))
+
+    def class_counts(self, part: Literal["train", "test"] = "train") -> np.ndarray[Any, Any] | None:
+        """How many samples of each class every client has, [N, C]; None without classes, and of real sites, who alone
+        know. An attacker's version of a sample (beyond the count) is that sample here."""
+        count, classes = self.site.source.count, self.prepared.classes
+        if not count or not classes:
+            return None
+        labels = self.site.source.y[:count].cpu().numpy()
+        rows = (np.asarray(r, np.int64) % count for r in self.site.parts[part])
+        return np.array([np.bincount(labels[r], minlength=classes) for r in rows], np.int64)
 
     def rows(self, clients: Sequence[int] | None = None) -> torch.Tensor:
         """The personal models of these clients (none given: of all), as they are evaluated now, [K, D] on the CPU."""

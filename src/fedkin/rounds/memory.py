@@ -14,7 +14,7 @@ import torch
 
 from fedkin.errors import DataError
 from fedkin.rounds.divergence import BrokenLosses, Refusal
-from fedkin.rounds.records import RoundRecord
+from fedkin.rounds.records import Halt, RoundRecord
 from fedkin.rounds.validation import Snapshot
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def state_of(job: Job) -> dict[str, Any]:
         "ways": {**job.site.chooser.state(), "client_steps": job.engine.client_steps},
         "history": [asdict(r) for r in job.history],
         "remarks": list(job.remarks),
+        "halted": None if job.halted is None else asdict(job.halted),
         "kept": None if job.kept is None else job.kept.state(),
         "federation": job.fed.state(),
         "generators": generators(),
@@ -79,6 +80,8 @@ def _restoring(job: Job, state: Mapping[str, Any]) -> Callable[[], None]:
         "refusals": [Refusal(**r) for r in state.get("refusals", [])],
         "broken": [BrokenLosses(**b) for b in state.get("broken", [])],
     }
+    halted = state.get("halted")
+    found["halted"] = None if halted is None else Halt(int(halted["round"]), str(halted["why"]))
     if (kept := state.get("kept")) is not None:
         found["kept"] = Snapshot(int(kept["round"]), bool(kept["final"]), dict(kept["method"]), dict(kept["clients"]))
         _check_memory(job, kept["method"])

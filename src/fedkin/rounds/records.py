@@ -53,7 +53,13 @@ class RoundRecord:
     """The state of a run after a round. `final` marks the one after the method's last fine-tuning.
 
     Times are since the start: `seconds` of the rounds themselves, of which `training` (what clients did when asked);
-    `evaluating` and `writing` come on top; `wall` is what a stopwatch says, the preparing included."""
+    `evaluating` and `writing` come on top; `wall` is what a stopwatch says, the preparing included.
+
+    `round` counts from 1. `accuracy` is the main metric of the personal models on test samples, `metrics` the others,
+    `test_loss` and `train_loss` the mean losses; `validation`, `validation_loss` and `validation_metrics` the same on
+    validation samples, of as many clients as `validated` says. `bytes_down`, `bytes_up` and `client_steps` are since
+    the start, and so is `removed`; `participants` and `failed` are of this round, `lr` is its learning rate. The
+    accuracy is of `judged` clients, of `judgeable` that it should be of."""
 
     round: int
     accuracy: Accuracy
@@ -90,6 +96,7 @@ class RoundRecord:
 
     @property
     def covers_all(self) -> bool:
+        """Whether the accuracy is of all clients that it should be of."""
         return self.judged >= self.judgeable
 
     @classmethod
@@ -115,7 +122,13 @@ class ClientRecord:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Said once, before the first round."""
+    """What is known before the first round; listeners (`on_event`) hear it once.
+
+    `config` is all settings, `clients` and `classes` how many there are, `split_hash` says which split it is,
+    `parameters` are those that learn; `device`, `precision` and `eval_point` are what was chosen. `done`: so many
+    rounds were done before, by a run that is resumed. `remarks` are sentences to read first, `needed` is the memory and
+    disk, as reckoned, `task`, `metric` and `extra` say what is learnt and measured, `columns` what was done with those
+    of a table."""
 
     config: Config
     clients: int
@@ -143,6 +156,22 @@ Event = Prepared | RoundRecord
 
 
 Listener = Callable[[Event], None]
+"""Hears what is known before the first round, then of every evaluated round. It may raise `StopTraining`."""
+
+
+class StopTraining(Exception):
+    """Raised by a listener (`on_event`), it ends the training of a run after the present round, as `patience` does.
+
+    What the method does after the last round is done, the result is that of the models as they are, and
+    `result.stopped` and a remark say when and why: `raise fk.StopTraining("no client is below 90 %")`."""
+
+
+@dataclass(frozen=True)
+class Halt:
+    """That a listener ended the training."""
+
+    round: int
+    why: str
 
 
 def comparable(history: Sequence[RoundRecord]) -> list[RoundRecord]:

@@ -16,12 +16,13 @@ from fedkin.compute.forward import Out
 from fedkin.compute.layout import Layout
 from fedkin.config import Config
 from fedkin.core.federation import Exchange, Failure, Measured, Note
+from fedkin.data import Split
 from fedkin.engines.simulator import Simulator
 from fedkin.errors import UsageError, unknown
 from fedkin.methods import Method
 from fedkin.models import Ready, Samples
 from fedkin.robust import Adversary, Backdoor, Detection, detection, verdicts_of
-from fedkin.rounds import footprint, inference
+from fedkin.rounds import footprint, inference, shown, words
 from fedkin.rounds.divergence import GUESSING, at_chance, divergence, loss_out_of_hand
 from fedkin.rounds.records import Accuracy, ClientRecord, Prepared, RoundRecord, best_of, best_on_validation
 from fedkin.rounds.trained import Trained
@@ -51,7 +52,7 @@ OF_THE_RUN = ("method", "options", "seed", "malicious", "remarks", "run")
 AS_IT_IS = (*OF_THE_RUN, "bytes", "seconds", "wall", "times", "diverged", "backdoor")  # in `to_dict`
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Result:
     """What came of a run; `fk.run` returns one.
 
@@ -62,12 +63,17 @@ class Result:
     `backdoor` (success of the attack, percent), and `diverged`: why the numbers are not to be believed, or None.
     `remarks` are sentences to read first.
 
-    What was run: `method`, its `options`, `seed`, `config` (all settings) and `prepared` (split, device, precision);
-    `run` is the run's folder, if it has one. `ways` says how rows were trained.
+    To look at: `plot` draws a figure, `frame` gives a table of pandas, and a notebook shows the result as a table with
+    its curves. To use: `personal`, `model`, `predict`.
 
-    What happened: `exchanges` (every `ask` with its bytes and seconds), `failures`, `removed` (client to round),
-    `notes` of the method, and `malicious`: who was, in truth. `seconds` is the time of the rounds, `wall` that by a
-    stopwatch, with its parts in `times`; `memory` is in bytes, as estimated and at the most."""
+    What was run: `method`, its `options`, `seed`, `config` (all settings) and `prepared` (hash of the split, device,
+    precision); `run` is the run's folder, if it has one. `ways` says how rows were trained. `split` says who has which
+    rows of the data (`split.names`, and `split.train`, `split.validation`, `split.test` for each client; None with real
+    sites), and `class_counts` how many training samples of each class every client has, [clients, classes].
+
+    What happened: `exchanges` (every `ask` with its bytes and seconds), `failures`, `removed` (client to round) and
+    `why_removed`, `notes` of the method, and `malicious`: who was, in truth. `seconds` is the time of the rounds,
+    `wall` that by a stopwatch, with its parts in `times`; `memory` is in bytes, as estimated and at the most."""
 
     method: str
     options: dict[str, Any]
@@ -98,9 +104,38 @@ class Result:
     diverged: str | None = None  # why the numbers are not to be believed
     memory: Mapping[str, int | None] = field(default_factory=dict)  # bytes: reckoned before, and at the most
     stopped: int | None = None  # after which round training stopped early
+    why_removed: Mapping[int, str] = field(default_factory=dict)  # those whom not the method itself removed
+    split: Split | None = None
+    class_counts: np.ndarray[Any, Any] | None = None
     _adversary: Adversary | None = field(default=None, repr=False)
     _task: Task | None = field(default=None, repr=False)
     _trained: Trained | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        return words.brief(self)
+
+    def _repr_html_(self) -> str | None:
+        known = shown.looks
+        return None if known is None else known.html(self)
+
+    def plot(self, figure: str = "accuracy-per-round") -> Any:
+        """A figure of the report, drawn by matplotlib: the one that this returns, for `savefig` or a notebook.
+
+        "accuracy-per-round", "loss-per-round", "bytes-per-round", "spread-over-clients", "split", "cost-per-phase",
+        "removals", and those of single methods, "matrix" (who learns from whom), "committee", "lengths",
+        "contributions", "prototypes". A figure that this run has nothing for is refused, with the reason."""
+        return shown.required().plot(self, figure)
+
+    def frame(self, table: str = "rounds") -> Any:
+        """A table of the run as a data frame of pandas: "rounds" (a row for each evaluated round), "clients" (how the
+        personal models do), "exchanges", "events" or "notes". The columns are those of a run's metrics, with one for
+        each further metric."""
+        return shown.required().frame(self, table)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the classes are called, in the order of a model's outputs; empty where there are no classes."""
+        return self._samples.names() if self.prepared.classes else ()
 
     @property
     def score(self) -> Accuracy:
@@ -253,6 +288,9 @@ def result_of(job: Job) -> Result:
         wall=job.clock.wall,
         times=dict(job.clock.parts),
         stopped=job.stopped,
+        why_removed=dict(job.fed.why_removed),
+        split=job.split,
+        class_counts=job.class_counts(),
         memory=footprint.memory_facts(job.prepared.needed, job.site.source.device),
         _layout=job.site.layout,
         _rows=rows,
@@ -289,11 +327,7 @@ def _of_choices(job: Job) -> list[str]:
         return [f"{what}, and the models are those of the last round"]
     if job.stopped is None:
         return []
-    gain = f" by more than {config.min_gain:g}" if config.min_gain else ""
-    return [
-        f"stopped early after round {job.stopped} of {config.rounds}: in {config.patience} evaluations the validation "
-        f"score got no better{gain}"
-    ]
+    return [f"stopped early after round {job.stopped} of {config.rounds}: {job.why_stopped}"]
 
 
 def _remarks(job: Job, measured: Measured) -> tuple[str | None, list[str]]:

@@ -32,6 +32,10 @@ class Broken:
 
 
 class Catalogue:
+    """The runs in a folder (as given, else FEDKIN_RUNS, else ./runs): `path` is that folder.
+
+    Only the run.json of each is read: hundreds in a moment."""
+
     def __init__(self, runs_dir: str | Path | None = None) -> None:
         self.path = runs_folder(runs_dir)
 
@@ -54,6 +58,7 @@ class Catalogue:
         return [*sorted(runs, key=lambda r: (r.created, r.id)), *broken]
 
     def runs(self) -> list[RunInfo]:
+        """What the run.json of every run says, the oldest first: `id`, `status`, `method`, `accuracy`, ..."""
         return [e for e in self.entries() if isinstance(e, RunInfo)]
 
     def find(self, name: str) -> RunFolder:

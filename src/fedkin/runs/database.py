@@ -43,14 +43,25 @@ BRIEF, LONG = 1.0, 60.0  # seconds a commit waits for readers: one that can be m
 
 def create(path: Path) -> None:
     with sqlite3.connect(path) as base:
-        for name, columns in TABLES.items():
-            lines = [f"{c} {kind}" for c, kind in columns.items()]
-            if name == "exchanges":
-                lines[0] += " PRIMARY KEY"
-            elif name in KEYS:
-                lines.append(f"PRIMARY KEY ({KEYS[name]})")
-            base.execute(f"CREATE TABLE {name} ({', '.join(lines)})")
+        for name in TABLES:
+            create_table(base, name)
     base.close()
+
+
+def create_table(base: sqlite3.Connection, name: str, rows: Iterable[Sequence[Any]] = ()) -> None:
+    """One of the tables, with these rows."""
+    columns = TABLES[name]
+    lines = [f"{c} {kind}" for c, kind in columns.items()]
+    if name == "exchanges":
+        lines[0] += " PRIMARY KEY"
+    elif name in KEYS:
+        lines.append(f"PRIMARY KEY ({KEYS[name]})")
+    base.execute(f"CREATE TABLE {name} ({', '.join(lines)})")
+    _insert(base, name, (tuple(_plain(v) for v in row) for row in rows))
+
+
+def _insert(base: sqlite3.Connection, name: str, rows: Iterable[Sequence[Any]]) -> None:
+    base.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(TABLES[name]))})", rows)
 
 
 class Database:
@@ -92,7 +103,7 @@ class Database:
         self._base.execute("BEGIN IMMEDIATE")
         try:
             for table, rows in self._waiting.items():
-                self._base.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(TABLES[table]))})", rows)
+                _insert(self._base, table, rows)
             self._base.execute("COMMIT")
         except BaseException:
             if self._base.in_transaction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 
 from fedkin.core.federation import Exchange, Failure, Note, Traffic
 from fedkin.core.notes import HAS_FAILED, WAS_REMOVED, kind_of
-from fedkin.rounds import Job, RoundRecord
+from fedkin.rounds import Job, Result, RoundRecord
 from fedkin.runs.database import ACCURACIES, TABLES
 
 Row = tuple[Any, ...]
@@ -71,26 +71,73 @@ def verdict_rows(note: Note, last: int) -> list[Row]:
 
 
 def removal_row(job: Job, client: int, round: int) -> Row:
-    why = job.fed.why_removed.get(client, f"by {job.config.method}")
-    return min(round + 1, job.last_round), "", client, WAS_REMOVED.kind, why
+    return _removal_row(client, round, job.fed.why_removed, job.config.method, job.last_round)
+
+
+def _removal_row(client: int, round: int, why: Mapping[int, str], method: str, last: int) -> Row:
+    return min(round + 1, last), "", client, WAS_REMOVED.kind, why.get(client, f"by {method}")
 
 
 def failure_row(failure: Failure, last: int) -> Row:
     return min(failure.round + 1, last), failure.phase, failure.client, HAS_FAILED.kind, failure.reason
 
 
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What tables are made of."""
+
+    method: str
+    last: int  # the last round
+    history: Sequence[RoundRecord]
+    exchanges: Sequence[Exchange]
+    failures: Sequence[Failure]
+    notes: Sequence[Note]
+    removed: Mapping[int, int]
+    why_removed: Mapping[int, str]
+    clients: Sequence[Row] = ()
+
+    @classmethod
+    def of(cls, job: Job) -> Told:
+        """As far as the job itself remembers: not how each client did in past rounds, nor its traffic."""
+        fed = job.fed
+        happened = fed.exchanges, fed.failures, fed.notes, fed.removed, fed.why_removed
+        return cls(job.config.method, job.last_round, job.history, *happened)
+
+    @classmethod
+    def by(cls, result: Result) -> Told:
+        """As far as a result says it: of the clients how its models do."""
+        when, last = (result.kept.round, int(result.kept.final)), result.stopped or result.config.rounds
+        clients = [
+            (*when, c.client, c.name, c.correct, c.test_samples, c.accuracy, c.loss, _metrics(c.metrics), c.validation)
+            for c in result.per_client
+        ]
+        happened = result.exchanges, result.failures, result.notes, result.removed, result.why_removed
+        return cls(result.config.method, last, result.history, *happened, clients)
+
+    def rows(self, table: str) -> list[Row]:
+        """All rows of one of the tables."""
+        match table:
+            case "rounds":
+                return [round_row(r) for r in self.history]
+            case "clients":
+                return list(self.clients)
+            case "exchanges":
+                return [exchange_row(i, e, self.last) for i, e in enumerate(self.exchanges, start=1)]
+            case "notes":
+                return [note_row(note, self.last) for note in self.notes]
+            case "events":
+                found = [failure_row(f, self.last) for f in self.failures]
+                found += [row for note in self.notes for row in verdict_rows(note, self.last)]
+                gone = self.removed.items()
+                found += [_removal_row(c, at, self.why_removed, self.method, self.last) for c, at in gone]
+                return sorted(found, key=lambda row: row[0])
+        return []
+
+
 def tables_of(job: Job) -> dict[str, list[Row]]:
-    """The tables as far as the job itself remembers them: not how each client did in past rounds, nor its traffic."""
-    fed, last = job.fed, job.last_round
-    events: list[Row] = [failure_row(f, last) for f in fed.failures]
-    events += [row for note in fed.notes for row in verdict_rows(note, last)]
-    events += [removal_row(job, client, round) for client, round in fed.removed.items()]
-    return {
-        "rounds": [round_row(r) for r in job.history],
-        "exchanges": [exchange_row(i, e, last) for i, e in enumerate(fed.exchanges, start=1)],
-        "notes": [note_row(note, last) for note in fed.notes],
-        "events": sorted(events, key=lambda row: row[0]),
-    }
+    """The tables as far as the job itself remembers them."""
+    told = Told.of(job)
+    return {name: told.rows(name) for name in ("rounds", "exchanges", "notes", "events")}
 
 
 def plain(value: Any) -> Any:

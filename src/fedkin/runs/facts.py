@@ -106,15 +106,13 @@ def located(config: Config) -> dict[str, Any]:
 def split_bytes(job: Job) -> bytes:
     """Who has which samples and classes. An attacker's version of a sample (beyond the count) is that sample here."""
     count = job.site.source.count
-    labels = job.site.source.y[:count].cpu().numpy()
     arrays: dict[str, Any] = {"names": np.array([str(n) for n in job.site.names])}
     for part in PARTS:
         rows = [np.asarray(r, np.int64) % count for r in job.site.parts[part]]  # type: ignore[index]
         arrays[part] = np.concatenate(rows)
         arrays[f"{part}_ends"] = np.cumsum([len(r) for r in rows])
-        if part != "validation" and job.prepared.classes:
-            held = [np.bincount(labels[r], minlength=job.prepared.classes) for r in rows]
-            arrays["class_counts" if part == "train" else "class_counts_test"] = np.array(held, np.int64)
+    held = {"class_counts": job.class_counts(), "class_counts_test": job.class_counts("test")}
+    arrays |= {name: counts for name, counts in held.items() if counts is not None}
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     return file.getvalue()

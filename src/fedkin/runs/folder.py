@@ -203,6 +203,11 @@ class RunInfo:
         return {**told, **{k: [str(w)[:1000] for w in v] for k, v in listed.items()}}
 
     @property
+    def halted(self) -> bool:
+        """Whether it is finished although rounds were left: a listener ended it, or validation scores did."""
+        return self.status == "finished" and (self.result or {}).get("stopped") is not None
+
+    @property
     def seed(self) -> int:
         return _int(self.config.get("seed"))
 
@@ -290,7 +295,7 @@ def _int(value: Any) -> int:
 
 @dataclass(frozen=True, eq=False)
 class RunFolder:
-    """One run, for reading."""
+    """One run's folder, for reading; `info` is what its run.json says (`status`, `config`, `accuracy`, ...)."""
 
     info: RunInfo
 
@@ -307,6 +312,7 @@ class RunFolder:
 
     @property
     def path(self) -> Path:
+        """Where the folder is."""
         return self.info.path
 
     def table(

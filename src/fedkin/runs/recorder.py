@@ -118,7 +118,7 @@ class Recorder:
             self._raw["progress"] = facts.of_progress(record)
             self.log(line(record, job.config.rounds))
         if job.stopped is not None and not job.finished:
-            self.log(f"stopped early after round {done}: validation scores got no better")
+            self.log(f"stopped early after round {done}: {job.why_stopped}")
         if due or time.monotonic() - self._written > PROGRESS_EVERY:
             self._write()
 
@@ -171,7 +171,7 @@ class Recorder:
             "progress": known or raw.get("progress"),
             "extended": [*(before if isinstance(before, list) else []), {**now, "fedkin": VERSION}],
         }
-        self.log(f"{now['from']} rounds were to be done, now {rounds}")
+        self.log(f"{now['from']} rounds were to be done, now {rounds}; {done} are done")
         self._write()
 
     def finished(self, result: Result) -> None:

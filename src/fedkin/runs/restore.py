@@ -32,13 +32,13 @@ Say = Callable[[str], None]
 Marks = dict[str, int]  # where the tables end
 
 
-def restore(job: Job, run: RunFolder, recorder: Recorder, say: Say) -> None:
+def restore(job: Job, run: RunFolder, recorder: Recorder, say: Say, go_on: bool = False) -> None:
     """A job that was prepared anew to where the run of this folder was; the recorder listens to it from there on.
 
-    Of a finished run nothing more is to be written."""
+    Of a finished run nothing more is to be written. `go_on`: although a listener ended its training."""
     check_same(job, run)
     _check_versions(run, say)
-    marks, changed = _put_back(job, run, say)
+    marks, changed = _put_back(job, run, say, go_on)
     if run.info.status == "finished":
         return
     with job.clock.counting("writing"):
@@ -160,12 +160,17 @@ def at_newest(run: RunFolder, prepared: Callable[[], Job], only: str | None = No
     return job
 
 
-def _put_back(job: Job, run: RunFolder, say: Say) -> tuple[Marks, bool]:
+def _put_back(job: Job, run: RunFolder, say: Say, go_on: bool) -> tuple[Marks, bool]:
     """Where the tables of the metrics end, and whether the job or they are otherwise than the checkpoint says."""
-    folder, reached = run.path / CHECKPOINTS, None
+    folder, reached, over = run.path / CHECKPOINTS, None, run.info.status == "finished"
     chosen = newest = None
     for found in sound_checkpoints(job, run, say):
-        if found.finished and found.round < job.config.rounds and type(job.method).finish is not Method.finish:
+        if (
+            not over
+            and found.finished
+            and found.round < job.config.rounds
+            and type(job.method).finish is not Method.finish
+        ):
             continue  # of before there were to be more rounds: what was done after the last one cannot be undone
         if newest is None:
             newest, reached = found, _reached(run, say)
@@ -178,10 +183,10 @@ def _put_back(job: Job, run: RunFolder, say: Say) -> tuple[Marks, bool]:
     if newest is None:
         return _from_the_first_round(run, say)
     state = chosen or newest
-    if run.info.status == "finished" and not state.finished:
+    if over and not state.finished:
         raise DataError(f"run {run.info.id!r} is finished, but the models in its last checkpoint are gone")
     state.put()
-    open_again, dropped = _open_again(job)
+    open_again, dropped = (False, False) if over else _open_again(job, go_on)
     mended = reached is None or chosen is None or dropped
     marks = _rewrite_metrics(job, run, say) if mended else state.marks
     for name in checkpoint.names(folder):  # newer ones were passed over; older ones count rows that were then
@@ -194,10 +199,12 @@ def _put_back(job: Job, run: RunFolder, say: Say) -> tuple[Marks, bool]:
     return marks, mended or open_again
 
 
-def _open_again(job: Job) -> tuple[bool, bool]:
-    """Whether the job was finished and is to have more rounds, and whether a record had to go that a run of so many
+def _open_again(job: Job, go_on: bool) -> tuple[bool, bool]:
+    """Whether the job was over and is to have more rounds, and whether a record had to go that a run of so many
     rounds does not have: the last round is always evaluated."""
     ended, job.finished = job.finished, job.finished and job.fed.round >= job.config.rounds
+    if go_on and job.halted is not None:
+        ended, job.halted = True, None
     every, last = job.config.eval_every, job.config.rounds
     kept = [r for r in job.history if r.round % every == 0 or r.round == last]
     dropped = len(kept) < len(job.history)

@@ -33,15 +33,19 @@ class ClientScore:
 
 
 class Sink:
-    """Hears nothing; the base of those that do."""
+    """Hears of a run that leaves a folder, and passes on what it likes to; the base of those of your own."""
 
-    def start(self, info: Mapping[str, Any]) -> None: ...
+    def start(self, info: Mapping[str, Any]) -> None:
+        """Before the first round: `run`, `folder`, `method`, `seed`, `config`, `options`, and `done` rounds."""
 
-    def round(self, record: RoundRecord, clients: Sequence[ClientScore]) -> None: ...
+    def round(self, record: RoundRecord, clients: Sequence[ClientScore]) -> None:
+        """After every evaluated round: its record, and each client's `client`, `name`, `accuracy` and `loss`."""
 
-    def finish(self, result: Result) -> None: ...
+    def finish(self, result: Result) -> None:
+        """When all is done: what came of it."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """At the very end, also after an interruption."""
 
 
 def numbers(record: RoundRecord) -> dict[str, float]:
@@ -178,10 +182,20 @@ def check_sinks(specs: Sequence[str]) -> list[str]:
     return list(specs)
 
 
-def make_sinks(specs: Sequence[str]) -> Sinks:
-    """For one run: each run has sinks of its own."""
-    named = [spec.partition(":") for spec in check_sinks(specs)]
-    return Sinks([(name, SINKS[name](os.path.expanduser(where))) for name, _, where in named])
+def make_sinks(specs: Sequence[str | Sink]) -> Sinks:
+    """For one run: each run has sinks of its own. Beside names, sinks themselves."""
+    for spec in specs:
+        if not isinstance(spec, str | Sink):
+            raise UsageError(f"sinks={spec!r}: a list of names ({', '.join(SINKS)}) and of sinks made from fedkin.Sink")
+    check_sinks([spec for spec in specs if isinstance(spec, str)])
+    return Sinks([_named(spec) for spec in specs])
+
+
+def _named(spec: str | Sink) -> tuple[str, Sink]:
+    if isinstance(spec, Sink):
+        return type(spec).__name__, spec
+    name, _, where = spec.partition(":")
+    return name, SINKS[name](os.path.expanduser(where))
 
 
 class Sinks:

@@ -84,7 +84,7 @@ def resume(
     """Go on from the newest sound checkpoint to the result that an uninterrupted run has; of a finished run, only the
     result. `say` hears what is worth knowing: damaged checkpoints, other versions. `device`: in place of the run's.
     `rounds`: so many in all, finished or not; the result is that of a run that had as many from the start, or it is
-    refused."""
+    refused. That a listener ended the training counts no more then."""
     info = run.info
     if info.deployed:
         raise UsageError(f"run {info.id!r} was of real sites: its server goes on, fedkin server --resume {info.id}")
@@ -96,17 +96,19 @@ def resume(
         )
     plugins.require(info.id, info.raw.get("plugins"))
     config = info.configuration(runs_dir=str(info.path.parent), **({} if device is None else {"device": device}))
-    more = rounds is not None and rounds != config.rounds
+    longer_now = rounds is not None and rounds != config.rounds
+    more = longer_now or (rounds is not None and info.halted)
     if more:
         config = longer(info, config, rounds or 0)
     with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder:
         job = prepare(config, **given, begin_with=begun_with.kept(info), admitted=not more)
-        if more:
+        if longer_now:
             check_longer(job, run, say or silent)
+        if more:
             recorder.extended(config, info.rounds_done)
             run = RunFolder.open(info.path)
             info = run.info
-        restore(job, run, recorder, say or silent)
+        restore(job, run, recorder, say or silent, go_on=rounds is not None)
         if info.status == "finished":
             return replace(job.result(), run=str(info.path))
         return follow(job, recorder, on_event, signals, say, stop, sinks)
@@ -159,7 +161,7 @@ def follow(
     try:
         others.start(job, recorder.folder, say or silent)
         with stop.listening(signals):
-            result = drive(job, on_event, after)
+            result = drive(job, on_event, after, lambda job: recorder.after_round(job, None, save=True))
         result = replace(result, run=str(recorder.folder))
         recorder.finished(result)
         others.finish(result)

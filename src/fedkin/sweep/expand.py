@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import fields, replace
 from itertools import product
+from numbers import Number
+from types import MappingProxyType
 from typing import Any
 
-from fedkin.config import NOT_IDENTITY, Config, make_config
+import numpy as np
+
+from fedkin.config import NOT_IDENTITY, Config, axis_of, make_config
+from fedkin.data import Partition, unwritten
 from fedkin.errors import UsageError, unknown
-from fedkin.methods import METHODS, Method, options_of
+from fedkin.methods import METHODS, Method, given_options, options_of
 from fedkin.options import describe
 from fedkin.robust import make_attack
 from fedkin.rounds import named_spec
 from fedkin.rounds.settings import idle, refuse, settled
 
 MOST_CELLS = 20_000
+Axes = dict[str, list[Any]]
 
 
 def expand(
@@ -23,27 +29,29 @@ def expand(
     blocks: Sequence[Mapping[str, Sequence[Any]]],
     check: Callable[[Config], Config] = lambda config: config,
     say: Callable[[str], object] = lambda sentence: None,
+    own: Mapping[str, type[Method]] = MappingProxyType({}),
 ) -> list[Config]:
     """All combinations of every block's lists over the common settings, seed by seed, each once.
 
     A block maps a setting to its values; `options.lam` is an option of every method that has it, `options.ditto.lam`
     of one. A setting counts for the runs that it changes, and is left out of the others; `say` hears of that. One that
-    changes no run is refused."""
+    changes no run is refused. `own`: methods by names that are not registered."""
     asked: list[Config] = []
     common = flat_options(base.get("options", {}))
     every = [_axes(block) for block in blocks]
-    owners = [_options_of([str(m) for m in axes.get("method", [base.get("method", "fedavg")])]) for axes in every]
+    listed = ([str(m) for m in axes.get("method", [base.get("method", "fedavg")])] for axes in every)
+    owners = [{m: _options_of(own.get(m) or METHODS[m]) for m in methods} for methods in listed]
     _check_options(list(common), {m: names for known in owners for m, names in known.items()})
     for axes, known in zip(every, owners, strict=True):
         _check_options([k.removeprefix("options.") for k in axes if k.startswith("options.")], known)
         size = 1
-        for listed in axes.values():
-            size *= len(listed)
+        for values in axes.values():
+            size *= len(values)
         if size > MOST_CELLS:
             raise UsageError(f"the grid has {size} runs; at most {MOST_CELLS}")
-        chosen = (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
-        asked += [check(_cell(base, common, one, known)) for one in chosen]
-    reasons = [idle_of(config) for config in asked]
+        chosen = (dict(zip(axes, picked, strict=True)) for picked in product(*axes.values()))
+        asked += [check(_typed(_cell(base, common, one, known), own)) for one in chosen]
+    reasons = [idle_of(config, own.get(config.method)) for config in asked]
     made, sentences = settled(asked, reasons)
     for config, found in zip(made, reasons, strict=True):
         refuse(config, found)
@@ -54,6 +62,38 @@ def expand(
         cells.setdefault(config.identity(), config)
     seeds = list(dict.fromkeys(c.seed for c in cells.values()))
     return [c for s in seeds for c in cells.values() if c.seed == s]
+
+
+def axes_of(grid: Mapping[str, Iterable[Any]], listed: Set[str] = frozenset(), given: Set[str] = frozenset()) -> Axes:
+    """A block for `expand` of a grid as it is given from Python: {"lr": [0.01, 0.1], "ditto.lam": [0.1, 1]}. Settings
+    that are `listed` elsewhere, or `given`, are refused."""
+    if not isinstance(grid, Mapping):
+        raise UsageError(
+            f"grid={grid!r}: a dictionary of lists, for example {{'lr': [0.01, 0.1], 'ditto.lam': [0.1, 1]}}"
+        )
+    axes: Axes = {}
+    for name, values in grid.items():
+        key = axis_of(str(name))
+        if key in listed:
+            raise UsageError(f"grid has {name!r}: give {key if key in ('attack', 'rule') else f'{key}s'}=[...] instead")
+        if key in given:
+            raise UsageError(f"{name!r} is given twice: by itself, and in the grid")
+        if key in axes:
+            raise UsageError(f"{name!r} is in the grid twice, by two spellings")
+        several = [values] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
+        axes[key] = [_value_of(str(name), value) for value in several]
+    return axes
+
+
+def _value_of(name: str, value: Any) -> Any:
+    """A setting's value in a grid, where a text or a number says all of it."""
+    if isinstance(value, Partition) and unwritten(value) is None:
+        return str(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is not None and not isinstance(value, str | Number):
+        raise UsageError(f"grid {name!r}: a {type(value).__name__} cannot be in a grid; compare such runs one by one")
+    return value
 
 
 def _cell(
@@ -68,6 +108,11 @@ def _cell(
         if taker == method or (not taker and key.replace("-", "_") in known[method]):
             own[key] = value
     return make_config({**values, "options": own})
+
+
+def _typed(config: Config, own: Mapping[str, type[Method]]) -> Config:
+    kind = own.get(config.method) or METHODS[config.method]
+    return replace(config, options=given_options(kind, config.options, config.method))
 
 
 def idle_of(config: Config, kind: type[Method] | None = None) -> dict[str, str]:
@@ -108,8 +153,8 @@ def flat_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _options_of(methods: Sequence[str]) -> dict[str, set[str]]:
-    return {m: {"profile", *(d.name for d in describe(METHODS[m].Options))} for m in methods}
+def _options_of(kind: type[Method]) -> set[str]:
+    return {"profile", *(d.name for d in describe(kind.Options))}
 
 
 def _check_options(given: Sequence[str], known: Mapping[str, set[str]]) -> None:

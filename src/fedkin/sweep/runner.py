@@ -26,7 +26,7 @@ from fedkin.runs.catalogue import Past
 from fedkin.runs.folder import RunFolder
 from fedkin.runs.start import Stop
 from fedkin.sweep.executor import Ended, Executor, Keep, Task, in_words
-from fedkin.sweep.groups import said
+from fedkin.sweep.groups import said, varied
 from fedkin.sweep.loaded import Data
 from fedkin.sweep.processes import Batch, Setup, run_in_processes
 from fedkin.sweep.statistics import Outcome
@@ -62,6 +62,14 @@ class Cell:
 
 Judge = Callable[[Cell, Event], bool]
 """Whether a cell's run is to end where it is, having told this event."""
+
+
+def tell_apart(cells: Sequence[Cell]) -> Sequence[str]:
+    """The settings that differ between cells, which their names then have."""
+    rows, columns = varied([cell.config for cell in cells])
+    for cell in cells:
+        cell.varied = [*columns, *rows]
+    return [*columns, *rows]
 
 
 class Watcher(Protocol):
@@ -139,6 +147,7 @@ def run_sweep(
     data: Data | None = None,
     given: Sequence[Mapping[str, Any]] = (),
     judge: Judge | None = None,
+    listened: bool = False,
 ) -> Sweep:
     """Run all cells, each in its folder (unless not `tracked`), up to `together` at once, in `jobs` processes.
 
@@ -147,7 +156,8 @@ def run_sweep(
     `signals`, Ctrl-C and SIGTERM stop after the round, and the same call goes on from there. `ended` is told of every
     cell that is done or has failed. `keep`: what becomes of each, its cell's `outcome`. `data`: where they come from,
     once it is known that they are there. `given`: what each cell is given as Python objects, if anything; such cells
-    are always begun anew, in this process. `judge` says of each event whether its run is to end there, interrupted."""
+    are always begun anew, in this process. `judge` says of each event whether its run is to end there, interrupted.
+    `listened`: somebody hears of each run who may end it, so none shares its training."""
     if not configs:
         raise UsageError("an empty sweep: give at least one method")
     cells = [Cell(config) for config in configs]
@@ -172,7 +182,8 @@ def run_sweep(
     try:
         with stop.listening(signals):
             tasks = heard.tasks(todo, devices[0] if devices else None, fresh)
-            apart = [k for k, task in enumerate(tasks) if task.left is not None or task.given or sinks or judge]
+            watched = bool(sinks or listened or judge)
+            apart = [k for k, task in enumerate(tasks) if task.left is not None or task.given or watched]
             found = batches([task.config for task in tasks], together, apart)
             work: list[Batch] = [[[tasks[k] for k in training] for training in batch] for batch in found]
             jobs = min(max(jobs, len(devices)), len(work))

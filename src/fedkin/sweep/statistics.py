@@ -70,7 +70,7 @@ class Outcome:
 
     @classmethod
     def of(cls, result: Result, config: Config | None = None) -> Outcome:
-        asked = config or _as_asked(result.config)
+        asked = config or as_asked(result.config)
         return cls(
             asked,
             result.options,
@@ -138,7 +138,7 @@ class Outcome:
         }
 
 
-def _as_asked(config: Config) -> Config:
+def as_asked(config: Config) -> Config:
     """Without the share for validation that the method itself needs: nobody asked for it."""
     return config if "validation_share" in config.asked else replace(config, validation_share=None)
 

@@ -63,6 +63,32 @@ def convert(path: str | Path, wanted: Sequence[str], to: str | Path | None = Non
 # ---------------------------------------------------------------- from a run
 
 
+def export(
+    run: str | Result,
+    to: str | Path,
+    *,
+    clients: Sequence[int | str] | None = None,
+    formats: Sequence[str] = ("safetensors",),
+    runs_dir: str | Path | None = None,
+) -> list[Path]:
+    """Personal models as files in the folder `to`, CLIENT.safetensors or CLIENT.onnx; returns them.
+
+    `run` is a result, or a run's name or folder. `clients`: which, by number or name (default: all). `formats`:
+    "safetensors", "onnx" (needs the extra onnx), or both. `fk.load_model` reads a safetensors file; so does `fedkin
+    predict`."""
+    if isinstance(formats, str) or not formats:
+        raise UsageError(f"formats={formats!r}: a list with {' or '.join(FORMATS)}, or both")
+    for kind in formats:
+        if kind not in FORMATS:
+            raise unknown("format", kind, FORMATS)
+    wanted = "all" if clients is None else ",".join(map(str, clients))
+    if isinstance(run, str):
+        return export_run(run, wanted, to, formats, runs_dir)
+    card = card_of(run._samples, run.config, Path(run.run).name if run.run else "")
+    chosen = range(len(run.per_client)) if clients is None else [run._number(client) for client in clients]
+    return from_result(run, card, chosen, to, formats)
+
+
 def export_run(
     run: str, client: str, to: str | Path, wanted: Sequence[str], runs_dir: str | Path | None = None
 ) -> list[Path]:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedkin.data import OwnClients, Reading, own_clients, own_folder
-from fedkin.data.own import LABEL, read_site
+from fedkin.data.own import LABEL, listed, read_site
 from fedkin.errors import UsageError, unknown
 from fedkin.models import Ready
 from fedkin.options import said
@@ -147,6 +147,7 @@ def join(
         brought = _from_files(Path(data).expanduser(), how)
     else:
         assert clients is not None
+        clients = listed(clients)
         named = isinstance(clients, Mapping) or not isinstance(clients, list | tuple)
         names = None if named else [f"client-{len(trained.names) + i}" for i in range(len(clients))]
         brought = own_clients(clients, how, names=names)

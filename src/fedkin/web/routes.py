@@ -48,7 +48,10 @@ def create_app(
     token: str | None = None,
     streams: Streams | None = None,
 ) -> App:
-    """Everything behind its guard, for uvicorn or any other server that speaks ASGI."""
+    """The web page (`fedkin web`) as an application behind its guard, for uvicorn or any other server that speaks ASGI.
+
+    `runs_dir` is the folder of the runs, `host` where it will be served, `token` what a visitor from elsewhere has to
+    give."""
     app = FastAPI(title="FedKin", docs_url=None, redoc_url=None, openapi_url=None)
     catalogue = Catalogue(Path(runs_dir).resolve() if runs_dir is not None else None)
     pages = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True)
