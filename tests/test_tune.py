@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -236,6 +235,7 @@ def test_it_goes_on_where_it_was_and_adds_trials(tmp_path: Path) -> None:
     assert again.best == found.best
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_does_where_nothing_is_pruned(tmp_path: Path) -> None:
     one = tune(replace(search(tmp_path / "one", trials=2), prune=False))
     two = tune(replace(search(tmp_path / "two", trials=2), prune=False), jobs=2)
@@ -329,15 +329,23 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert "write NAME=LOW..HIGH" in bad.output
 
 
-def test_without_optuna_the_rest_works_and_tune_names_the_extra() -> None:
-    code = (
-        "import sys; sys.modules['optuna'] = None\n"
-        "import fedkin as fk; from fedkin.cli import app\n"
-        "try: fk.tune('fedavg', trials=1, rounds=1)\n"
-        "except fk.UsageError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "fedkin tune needs Optuna: pip install 'fedkin[tune]'"
+def test_without_optuna_tune_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "fedkin.sweep.study")
+    with pytest.raises(UsageError, match=r"needs Optuna: pip install 'fedkin\[tune\]'"):
+        fk.tune("fedavg", trials=1, rounds=1)
+
+
+def test_nothing_else_needs_optuna() -> None:
+    """One module imports it, and that one is imported when somebody tunes."""
+    source = Path(fk.__file__).parent
+    lines = [(path.name, line) for path in source.rglob("*.py") for line in path.read_text().splitlines()]
+    assert {name for name, line in lines if line.split()[:2] in (["import", "optuna"], ["from", "optuna"])} == {
+        "study.py"
+    }
+    assert [
+        name for name, line in lines if line.startswith(("import fedkin.sweep.study", "from fedkin.sweep.study"))
+    ] == []
 
 
 def test_the_first_seed_is_what_is_reported(tmp_path: Path) -> None:
