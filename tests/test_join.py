@@ -343,6 +343,20 @@ def test_a_folder_and_a_result_give_the_same(method: str, tmp_path: Path, digits
     assert repr(by_folder) == f"Newcomers({method}: late)"
 
 
+def test_several_newcomers_have_a_mean(digits: Pair) -> None:
+    """For numbers of samples that all of them bring, over those that have test samples."""
+    result = fk.run("fedper", **{**SMALL, "checkpoint_every": 0})
+    x, y = digits
+    found = fk.join(result, clients={"a": (x[:60], y[:60]), "b": (x[60:], y[60:]), "c": (x[:1], y[:1])}, samples=[5])
+    before = [t.accuracy for t in found.trials if t.samples == 0]
+    assert found.means() == {0: pytest.approx(np.nanmean(before))}
+    both = fk.join(result, clients={"a": (x[:60], y[:60]), "b": (x[60:], y[60:])}, samples=[5])
+    each = {count: [t.accuracy for t in both.trials if t.samples == count] for count in (0, 5, 45)}
+    assert both.means() == {count: pytest.approx(np.mean(of)) for count, of in each.items()}
+    last = both.to_markdown().splitlines()[-1]
+    assert last == f"| mean | {' | '.join(f'{np.mean(of):.2f}' for of in each.values())} |"
+
+
 def test_the_command_writes_models_that_predict(tmp_path: Path, digits: Pair) -> None:
     result = fk.run("ditto", runs_dir=str(tmp_path / "runs"), **SMALL)
     before = {p.name: p.read_bytes() for p in Path(str(result.run)).rglob("*") if p.is_file()}
