@@ -28,7 +28,7 @@ from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import Given, Samples
 from fedkin.options import named_spec
 from fedkin.robust import Adversary, Attack, DataAttack, ServerSide, Watched, make_attack
-from fedkin.rounds import footprint, validation
+from fedkin.rounds import footprint, trial, validation
 from fedkin.rounds.choices import (
     average_of,
     example_of,
@@ -89,6 +89,12 @@ def prepare(
     if config.augment and len(dataset.shape) != 3:
         raise UsageError(f"augment=true needs images; {dataset.name!r} has samples of shape {dataset.shape}")
     network, name, remarks = network_of(config, dataset, model)
+    shared = sources if sources is not None and not isinstance(attack, DataAttack) else {}
+    if id(dataset) not in shared:
+        shared[id(dataset)] = dataset, Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
+    source = shared[id(dataset)][1]
+    parts: Parts = {"train": split.train, "validation": split.validation, "test": split.test}
+    trial.check_ids(network, source, parts, split.names)
     example = example_of(dataset)
     layout = Layout.of(network, config.head, config.buffers, example=example)
     refuse(config, of_split(config, split))
@@ -96,16 +102,12 @@ def prepare(
     validation.check(config, validates)
     refuse(config, of_network(config, layout, network, model is not None, method_class.unused(options), example))
     adversary = None if attack is None else Adversary.of(config, attack, split.clients)
-    shared = sources if sources is not None and not isinstance(attack, DataAttack) else {}
-    if id(dataset) not in shared:
-        shared[id(dataset)] = dataset, Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
-    parts: Parts = {"train": split.train, "validation": split.validation, "test": split.test}
     site = make_site(
         config,
         method_class,
         network,
         dataset,
-        shared[id(dataset)][1],
+        source,
         parts,
         split.names,
         precision,

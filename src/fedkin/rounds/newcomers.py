@@ -32,6 +32,7 @@ from fedkin.preparation import Preparation
 from fedkin.rounds import inference
 from fedkin.rounds.assemble import Parts, make_site
 from fedkin.rounds.trained import Trained
+from fedkin.rounds.trial import check_ids
 from fedkin.tasks import Metric
 
 Rows = tuple[keys.I64, keys.I64]  # training and test rows of a client
@@ -122,6 +123,7 @@ class _Late:
         train, test = ([of[part] for of in each] for part in (0, 1))
         parts: Parts = {"train": none + train, "validation": none + none[:1] * len(each), "test": none + test}
         self.names, self._tests = names, [len(test) for _, test in each]
+        check_ids(trained.network, source, parts, [*trained.names, *names])
         self.site = make_site(
             replace(config, epochs=epochs, lr_schedule="constant", lr_factors=factors),
             type(method),
