@@ -593,3 +593,27 @@ def test_what_is_said_of_first_weights_leaves_frozen_ones_out() -> None:
 def test_token_ids_that_are_no_whole_numbers_are_refused(odd: float) -> None:
     with pytest.raises(DataError, match=f"token ids are whole numbers, but {odd} is among them"):
         from_arrays([(np.array([[1, 2], [3, odd]]), [0, 1])], vocabulary=5)
+
+
+class Masked(nn.Module):
+    """Two inputs that are of one shape and kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.fc = nn.Embedding(30, 8), nn.Linear(8, 2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.fc((self.words(input_ids) * attention_mask.unsqueeze(-1)).sum(1))
+
+
+def test_parts_of_which_some_have_an_arguments_name_are_refused() -> None:
+    """Taken in their order, the mask would be looked up as words."""
+    mask, ids = np.ones((8, 5), int), np.random.default_rng(0).integers(5, 30, (8, 5))
+    with pytest.raises(UsageError, match=r"attention_mask is an argument of Masked.forward.* and ids is not"):
+        fk.run("local", clients=[({"attention_mask": mask, "ids": ids}, np.arange(8) % 2)], model=Masked, **QUICK)
+    learnt: list[Tensor] = []
+    for names in (("attention_mask", "input_ids"), ("b", "a")):
+        parts = dict(zip(names, (mask, ids) if names[0] == "attention_mask" else (ids, mask), strict=True))
+        result = fk.run("local", clients=[(parts, np.arange(8) % 2)], model=Masked, **QUICK)
+        learnt.append(result.personal(0).network.state_dict()["words.weight"])
+    assert torch.equal(*learnt)
