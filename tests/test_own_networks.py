@@ -413,6 +413,17 @@ def test_given_weights_are_kept_and_that_is_said() -> None:
         assert "the same at every seed" in remarks[0]
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_statistics_of_a_frozen_trunk_stay_when_the_rest_is_drawn(affine: bool) -> None:
+    trunk = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=affine)).requires_grad_(False)
+    network = nn.Sequential(trunk, nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, affine=affine)), nn.Linear(8, 3))
+    states = [network.get_buffer(f"{i}.1.running_mean").fill_(3.0) for i in (0, 1)]
+    given = network[2].weight.detach().clone()
+    assert draw_anew(network, 5) is None
+    assert [s.unique().tolist() for s in states] == [[3], [0]]
+    assert not torch.equal(network[2].weight, given)
+
+
 def test_a_network_that_cannot_be_drawn_anew_says_that_all_seeds_start_alike() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:

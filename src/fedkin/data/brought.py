@@ -9,6 +9,7 @@ import numpy as np
 
 from fedkin.data.clients import OwnClient
 from fedkin.data.dataset import Array, as_samples, checked_labels
+from fedkin.data.precision import blurred
 from fedkin.data.targets import Targets, read_targets
 from fedkin.errors import DataError, UsageError
 from fedkin.parts import Part, pack
@@ -58,7 +59,17 @@ def one_client(
         raise DataError(f"{where} labels with numbers and with words; use one kind")
     tests = len(pairs[1][0]) if len(pairs) == 2 else None
     x, y = (np.concatenate([pair[i] for pair in filled]) for i in (0, 1))
-    return OwnClient(name, x, y, tests, parts=parts)
+    return OwnClient(name, x, y, tests, parts=parts, blurred=_blurred(where, arrays, targets, vocabulary))
+
+
+def _blurred(where: str, arrays: Sequence[Any], targets: Targets, vocabulary: int) -> str:
+    given: list[tuple[Any, str]] = []
+    for x, y in zip(arrays[::2], arrays[1::2], strict=True):
+        named = x.items() if isinstance(x, Mapping) else [] if vocabulary else [("feature", x)]
+        floats = isinstance(x, Mapping) and all(np.asarray(v).dtype.kind != "f" for v in x.values())
+        given += [] if floats else [(v, f"{where}: {name if name == 'feature' else repr(name)}") for name, v in named]
+        given += [(y, f"{where}: the target")] if targets in ("numbers", "survival") else []
+    return next((said for values, what in given if (said := blurred(values, what))), "")
 
 
 def _targets_of(where: str, given: Any, samples: int, targets: Targets) -> Array:
