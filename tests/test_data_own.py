@@ -311,3 +311,13 @@ def test_numbers_that_32_bits_cannot_tell_apart_are_told():
     for x in fine:
         assert not from_arrays([(x, np.arange(30) % 2)])[0].note
         assert not from_arrays([(noise, x)], targets="numbers")[0].note
+
+
+def test_samples_that_are_turned_are_told():
+    """Ten steps of seventeen joints with three numbers look like pictures of three colours."""
+    steps = np.random.default_rng(0).normal(size=(8, 10, 17, 3))
+    dataset, _ = from_arrays([(steps, np.arange(8) % 2)])
+    assert dataset.shape == (3, 10, 17)
+    assert "(10, 17, 3) are taken for images with their channels last" in dataset.note
+    assert not from_arrays([(steps.transpose(0, 3, 1, 2), np.arange(8) % 2)])[0].note
+    assert not from_arrays([((steps * 9).astype(np.uint8), np.arange(8) % 2)])[0].note

@@ -20,7 +20,7 @@ from fedkin.compute.layout import Layout
 from fedkin.compute.program import Program
 from fedkin.compute.vmapped import Vmapped
 from fedkin.config import make_config
-from fedkin.data import Dataset, Split, from_arrays
+from fedkin.data import Brought, Dataset, Split, from_arrays, own_clients
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS
 from fedkin.models import Ready, Samples, draw_anew
@@ -615,6 +615,31 @@ class Masked(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return self.fc((self.words(input_ids) * attention_mask.unsqueeze(-1)).sum(1))
+
+
+def test_looking_at_a_network_leaves_its_first_weights_alone() -> None:
+    """An embedding with max_norm shortens what it looks up."""
+    network = nn.Sequential(nn.Embedding(20, 4, max_norm=0.1), nn.Flatten(), nn.Linear(20, 2))
+    clients = [({"ids": np.arange(40).reshape(8, 5) % 20}, np.arange(8) % 2)] * 2
+    job = prepare(make_config({**QUICK, "init": "given"}), model=network, data=Brought(own_clients(clients)))
+    assert torch.equal(job.site.initial, job.site.layout.row(network))
+    assert network[0].weight.norm(dim=1).max() > 1
+
+
+def test_statistics_of_one_sample_are_told() -> None:
+    net, client = (
+        nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)),
+        (np.ones((8, 6)), np.arange(8) % 2),
+    )
+    one = (np.ones((1, 6)), [0], np.ones((1, 6)), [0])
+
+    def told(clients: list[Any], **settings: Any) -> str:
+        brought = Brought(own_clients(clients))
+        return " ".join(prepare(make_config({**QUICK, **settings}), model=net, data=brought).prepared.remarks)
+
+    assert "batch=1: BatchNorm has the statistics of a single sample" in told([client, client], batch=1)
+    assert "a client with one training sample (client-1): BatchNorm" in told([client, one])
+    assert "BatchNorm" not in told([client, client])
 
 
 def test_parts_of_which_some_have_an_arguments_name_are_refused() -> None:

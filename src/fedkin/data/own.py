@@ -131,7 +131,7 @@ def _of_table(client: str, where: str, table: Table, columns: tuple[Column, ...]
     y = table.labels(aside, how.targets)
     exact = [] if how.targets == "classes" else [(f"{where}: column {n!r}", table.column(n)) for n in aside]
     said = next((said for name, values in exact if (said := blurred(values, name))), "")
-    return OwnClient(client, raw, y, None, lacks=lacking(table, columns, raw), blurred=said)
+    return OwnClient(client, raw, y, None, lacks=lacking(table, columns, raw), note=said)
 
 
 def own_table(name: str, table: Table, how: Reading) -> OwnClients | WholeTable:
@@ -141,7 +141,7 @@ def own_table(name: str, table: Table, how: Reading) -> OwnClients | WholeTable:
         part = _of_table(name, table.where, table, columns, how)
         y, classes, names = together(how.targets, [part.y], how.vocabulary)
         like = np.nan_to_num(part.x).astype(np.float32)
-        dataset = Dataset(name, like, y, classes, names, targets=how.targets, note=part.blurred)
+        dataset = Dataset(name, like, y, classes, names, targets=how.targets, note=part.note)
         return WholeTable(dataset, part.x, columns, part.lacks)
     owners, whose = owners_of(table, how.client_column)
     rest = table.without(how.client_column)

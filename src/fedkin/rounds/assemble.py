@@ -127,12 +127,22 @@ def prepare(
     needed = footprint.expected(config, site, job.method, engine.at_once, footprint.activations_of(network, example))
     if not (config.force or admitted):
         footprint.check_memory(needed, device)
+    if site.has_batch_norm and (config.batch == 1 or any(train == 1 for train, _ in sizes)):
+        whose = "batch=1" if config.batch == 1 else f"a client with one training sample ({_alone(split)})"
+        remarks.append(
+            f"{whose}: BatchNorm has the statistics of a single sample, and where a channel is one number, what it "
+            "gives is the same for all samples (PyTorch refuses that)"
+        )
     if site.validate and (own := method_class.looks_at_validation(options)):
         remarks.append(f"the validation samples are no strangers to {config.method}: {own}; those for tests are")
     job.prepared = replace(job.prepared, remarks=(*remarks, *remarks_on(dataset, split)), needed=needed)
     job.split, job.clock = split, clock
     clock.add("preparing", clock.wall)
     return job
+
+
+def _alone(split: Split) -> str:
+    return next(name for name, rows in zip(split.names, split.train, strict=True) if len(rows) == 1)
 
 
 def make_site(
@@ -161,7 +171,7 @@ def make_site(
         raise FedKinError(f"the first model does not fit {config.model}: both sides need the same FedKin")
     forward, first = trace(network, layout, example), first.to(source.device)
     with torch.no_grad():
-        logits = forward(layout.tensors(first.cpu().unsqueeze(0)), example, 1, Context()).logits
+        logits = forward(layout.tensors(first.cpu().unsqueeze(0).clone()), example, 1, Context()).logits
     task = task or task_of(config, dataset)
     task.check_outputs(logits.shape[1:], dataset.classes, type(network).__name__)
     return Site(
@@ -191,6 +201,11 @@ def check_task(
         raise UsageError(
             f"method {config.method!r} cannot learn the task {task.name}: {why}; take another method, for example "
             "fedavg, fedper, ditto or fedcap"
+        )
+    if task.whole and config.batch == 1:
+        raise UsageError(
+            f"batch=1: the task {task.name} compares the samples of a mini-batch with each other, and of one sample "
+            "nothing is learnt; take a larger batch"
         )
     if isinstance(attack, DataAttack) and attack.needs_classes and task.targets != "classes":
         raise UsageError(f"attack {config.attack!r} changes class labels, and the task {task.name} has none")

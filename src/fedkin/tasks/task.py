@@ -127,6 +127,10 @@ class Task:
                 raise unknown(f"metric of the task {self.name}", name, self.metrics)
         return tuple(self.metrics[name] for name in dict.fromkeys(names) if name != self.main)
 
+    def counted(self, y: Tensor) -> Tensor:
+        """How much each sample counts in the mean of the `plain` loss over several batches, [n]."""
+        return y.new_ones(len(y))
+
     def keep(self, outputs: Tensor, y: Tensor) -> Tensor:
         """What of a batch's outputs [n, ...] its metrics need, [n, ...]."""
         return outputs
