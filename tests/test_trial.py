@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 import fedkin as fk
 from fedkin.compute import layers
+from fedkin.config import make_config
+from fedkin.data import Brought, Reading, own_clients
 from fedkin.errors import DataError, UsageError
+from fedkin.rounds import prepare
 
 QUICK: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch": 4, "lr": 0.1, "device": "cpu", "init": "given"}
 
@@ -72,3 +75,50 @@ def test_rows_do_not_look_into_each_other() -> None:
             layers.embedding(torch.tensor([[3], [odd], [4], [5]]), weights, None, 2)
     found = layers.embedding(torch.tensor([[3], [19], [0], [5]]), weights, None, 2)
     assert torch.equal(found[:, 0], torch.stack([weights[0, 3], weights[0, 19], weights[1, 0], weights[1, 5]]))
+
+
+NUMBERS = [(np.random.default_rng(k).normal(size=(9, 6)), np.arange(9.0)) for k in range(2)]
+
+
+def absolute(output: Tensor, y: Tensor) -> Tensor:
+    return (output - y).abs()
+
+
+def broken(output: Tensor, y: Tensor) -> Tensor:
+    raise KeyError("weights")
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (absolute, "metric 'm' gives 3 numbers: it must give one"),
+        (broken, "metric 'm' fails for outputs of shape .*KeyError: 'weights'"),
+        (lambda output, y: "0.5", "metric 'm' gives '0.5': it must give one number"),
+        (lambda output, y: None, "metric 'm' gives a NoneType"),
+        (lambda output, y: {}, "metric 'm' gives a dict"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_metric_that_gives_no_number_is_refused_before_training(metric: Any, said: str, first: bool) -> None:
+    fine = {"mse": nn.functional.mse_loss}
+    both = {"m": metric, **fine} if first else {**fine, "m": metric}
+    with pytest.raises(UsageError, match=said):
+        prepared(fk.task(nn.functional.mse_loss, both))
+
+
+def prepared(task: Any) -> Any:
+    data = Brought(own_clients(NUMBERS, Reading(targets="numbers")))
+    return prepare(make_config({**QUICK, "data": "own"}), task=task, model=nn.Linear(6, 1), data=data)
+
+
+def test_a_loss_that_nothing_follows_from_is_refused_before_training() -> None:
+    for loss in (lambda o, y: absolute(o, y).mean().detach(), lambda o, y: y.mean()):
+        with pytest.raises(UsageError, match="does not follow from the network's output"):
+            prepared(fk.task(loss, {"mse": nn.functional.mse_loss}))
+    prepared(fk.task(nn.functional.mse_loss, {"one": lambda o, y: np.float32(1), "none": lambda o, y: float("nan")}))
+
+
+def test_ids_that_came_as_numbers_are_told_the_way() -> None:
+    ids = np.random.default_rng(0).integers(1, 20, (8, 5))
+    with pytest.raises(UsageError, match=r"looks ids up in an embedding: give whole numbers in a dictionary"):
+        fk.run("local", clients=[(ids, np.arange(8) % 2)], model=Words(), **QUICK)

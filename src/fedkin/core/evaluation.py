@@ -124,7 +124,7 @@ class Evaluation:
                 count = torch.bincount(y, minlength=self.classes).float()
                 right = torch.bincount(y[whole.argmax(1) == y], minlength=self.classes).float()
                 return right, count, loss / counted, others
-            value = float(main.value(whole, y))
+            value = main.number(whole, y)
             if math.isnan(value) and not whole.isfinite().all():  # not a metric that lacks something: a broken model
                 value = -math.inf if main.higher else math.inf
             known = not math.isnan(value)

@@ -174,7 +174,7 @@ def make_site(
         logits = forward(layout.tensors(first.cpu().unsqueeze(0).clone()), example, 1, Context()).logits
     task = task or task_of(config, dataset)
     task.check_outputs(logits.shape[1:], dataset.classes, type(network).__name__)
-    return Site(
+    site = Site(
         forward,
         layout,
         first,
@@ -190,6 +190,8 @@ def make_site(
         extra=metrics_of(config, task),
         hold=point_of(config, method_class) != "received",
     )
+    trial.check_task(site)
+    return site
 
 
 def check_task(

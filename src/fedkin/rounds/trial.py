@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedkin.compute.batches import Source
+from fedkin.compute.forward import Context, Out
 from fedkin.compute.keys import I64
-from fedkin.errors import DataError
+from fedkin.core.cohort import Site
+from fedkin.errors import DataError, UsageError
+from fedkin.tasks import OwnTask
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 AT_ONCE = 256  # samples of a pass that looks for the one that is wrong
@@ -59,9 +62,38 @@ def _beyond(network: nn.Module, x: Tensor) -> str | None:
                 network(x)
         except _Beyond as found:
             return str(found)
+        except UsageError:
+            raise
         except Exception:  # a sample made of extremes may be none that the network takes
             return None
     return None
+
+
+def check_task(site: Site) -> None:
+    """UsageError where a loss or a metric of the user's own gives nothing that can be used: what would be learnt of the
+    first client's training samples, and how the first model does on its test samples."""
+    task = site.task
+    if not isinstance(task, OwnTask):
+        return
+    for part in ("train", "test"):
+        rows = next((rows[:AT_ONCE] for rows in site.parts[part] if len(rows)), None)  # type: ignore[index]
+        if rows is None:
+            continue
+        index = torch.from_numpy(rows).to(site.source.device)
+        y, tensors = site.source.labels(index), site.layout.tensors(site.initial.unsqueeze(0).clone())
+        with torch.no_grad():
+            logits = site.forward(tensors, site.source.batch(index), 1, Context()).logits
+        if part == "train":
+            logits.requires_grad_()
+            loss = task.value(Out(logits, logits), y.unsqueeze(0), {})
+            if not loss.requires_grad:
+                raise UsageError(
+                    f"the loss of the task {task.name} does not follow from the network's output, so that nothing can "
+                    "be learnt: compute it of the output, with PyTorch's operations and without detach() or no_grad()"
+                )
+            continue
+        for metric in (task.metric, *site.extra):
+            metric.of(task.keep(logits[0], y), y)
 
 
 class _Beyond(Exception):
@@ -79,6 +111,11 @@ class _Lookups(TorchFunctionMode):
         if func in (F.embedding, F.embedding_bag):
             given = dict(zip(("input", "weight"), args, strict=False)) | (kwargs or {})
             ids, weight = given["input"], given["weight"]
+            if ids.is_floating_point():
+                raise UsageError(
+                    "the samples are numbers, and the network looks ids up in an embedding: give whole numbers in a "
+                    "dictionary, ({'ids': x}, y) in place of (x, y)"
+                )
             odd = ids[(ids < 0) | (ids >= len(weight))]
             if odd.numel():
                 which = self.names.get(id(weight))
