@@ -76,7 +76,7 @@ def check_task(site: Site) -> None:
     if not isinstance(task, OwnTask):
         return
     for part in ("train", "test"):
-        rows = next((rows[:AT_ONCE] for rows in site.parts[part] if len(rows)), None)  # type: ignore[index]
+        rows = next((rows[:AT_ONCE] for rows in site.parts[part] if len(rows)), None)
         if rows is None:
             continue
         index = torch.from_numpy(rows).to(site.source.device)

@@ -71,7 +71,7 @@ class Metric:
     def number(self, kept: Tensor, y: Tensor) -> float:
         """The value as a number; UsageError where its function fails, or gives anything else."""
         try:
-            found = self.value(kept, y)
+            found: Any = self.value(kept, y)
         except FedKinError:
             raise
         except Exception as error:  # somebody else's function can fail in any way
