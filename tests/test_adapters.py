@@ -193,3 +193,11 @@ def test_a_layer_that_stands_in_two_places_has_one_update() -> None:
     network = nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(8, 2))
     changed = fk.lora(network, 2, head="3")
     assert changed[0] is changed[2]
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_attention_with_updates_takes_a_single_sample(batch_first: bool) -> None:
+    found = disturbed(LowRankAttention(nn.MultiheadAttention(8, 2, batch_first=batch_first), 3)).eval()
+    x, mask = torch.randn(5, 8), torch.ones(5, 5).triu(1).bool()
+    given = {"key_padding_mask": torch.arange(5) > 3, "attn_mask": mask}
+    torch.testing.assert_close(found(x, x, x, **given)[0], found.merged()(x, x, x, **given)[0])

@@ -310,3 +310,27 @@ def test_items_as_dictionaries_say_what_would_do():
 
     with pytest.raises(UsageError, match="client 'client-0': items are dictionaries with 'image', 'label'; give pairs"):
         from_torch([Pictures()])
+
+
+def test_numbers_that_32_bits_cannot_tell_apart_are_told():
+    """Seconds since 1970 are rounded to steps of 128."""
+    times, noise = 1.7e9 + np.arange(30.0), np.random.default_rng(0).normal(size=30)
+    two = np.stack([noise, times], 1)
+    assert "feature 1 runs from 1700000000 to 1700000029" in from_arrays([(two, np.arange(30) % 2)])[0].note
+    assert "feature runs" in from_arrays([(times.astype(np.int64), np.arange(30) % 2)])[0].note
+    assert "'t' runs" in from_arrays([({"t": times}, np.arange(30) % 2)])[0].note
+    assert "the target runs" in from_arrays([(noise, times)], targets="numbers")[0].note
+    fine = (noise, noise * 1e9, 1e6 + np.arange(30.0), 1.7e9 + 86400 * np.arange(30.0), np.full(30, 1.7e9 + 1))
+    for x in fine:
+        assert not from_arrays([(x, np.arange(30) % 2)])[0].note
+        assert not from_arrays([(noise, x)], targets="numbers")[0].note
+
+
+def test_samples_that_are_turned_are_told():
+    """Ten steps of seventeen joints with three numbers look like pictures of three colours."""
+    steps = np.random.default_rng(0).normal(size=(8, 10, 17, 3))
+    dataset, _ = from_arrays([(steps, np.arange(8) % 2)])
+    assert dataset.shape == (3, 10, 17)
+    assert "(10, 17, 3) are taken for images with their channels last" in dataset.note
+    assert not from_arrays([(steps.transpose(0, 3, 1, 2), np.arange(8) % 2)])[0].note
+    assert not from_arrays([((steps * 9).astype(np.uint8), np.arange(8) % 2)])[0].note

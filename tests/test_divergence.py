@@ -105,6 +105,21 @@ def test_features_that_nobody_scaled_and_one_client_beyond_bounds() -> None:
     assert "the training loss of 1 of 6 clients (client-0) was not finite after round 1" in str(one.diverged)
 
 
+@pytest.mark.parametrize("way", ["each", "batched"])
+def test_a_loss_that_one_clients_sample_breaks_is_that_clients_alone(way: str) -> None:
+    """Mini-batches are filled up to one size; what fills them is a client's own."""
+    relative = fk.task(lambda o, y: ((o - y) / y).abs().mean(), {"mae": torch.nn.functional.l1_loss})
+    clients = []
+    for k, n in enumerate((9, 7, 17)):
+        y = np.full((n, 1), 2.0)
+        y[0] = k > 0
+        clients.append((np.random.default_rng(k).normal(size=(n, 6)), y, np.ones((3, 6)), np.ones(3)))
+    linear, settings = torch.nn.Linear(6, 1), {**TINY, "rounds": 1, "batch": 4, "way": way}
+    del settings["clients"], settings["partition"]
+    result = fk.run("local", clients=clients, model=linear, init="given", task=relative, **settings)
+    assert "the training loss of 1 of 3 clients (client-0) was not finite" in str(result.diverged)
+
+
 def test_a_loss_out_of_hand_is_a_remark() -> None:
     job = finished(job_of("fedavg", lr=0.05))
     assert not any("loss" in r for r in job.result().remarks)

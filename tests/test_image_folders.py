@@ -103,14 +103,14 @@ def _like(shape: tuple[int, ...]) -> Any:
     return Samples(shape, "uint8", 2)
 
 
-def bomb() -> bytes:
-    """A PNG of a few bytes that says it has 100,000 x 100,000 pixels."""
+def colours(width: int, height: int, bits: int, rows: bytes = b"") -> bytes:
+    """A PNG."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    head = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    head = struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def good_bytes(kind: str) -> bytes:
@@ -127,7 +127,11 @@ def good_bytes(kind: str) -> bytes:
         ("bad.png", good_bytes("PNG")[:-30], "bad.png cannot be read as an image"),
         ("bad.jpg", good_bytes("JPEG")[:300], "bad.jpg cannot be read as an image"),
         ("bad.png", good_bytes("GIF"), "bad.png cannot be read as an image"),
-        ("bad.png", bomb(), "bad.png (has 100000x100000 pixels|cannot be read as an image .*decompression bomb)"),
+        (
+            "bad.png",
+            colours(100_000, 100_000, 8),
+            "bad.png (has 100000x100000 pixels|cannot be read as an image .*decompression bomb)",
+        ),
         ("bad.txt", b"hello", "bad.txt is no image"),
         ("bad.gif", good_bytes("GIF"), "bad.gif is no image"),
     ],
@@ -155,15 +159,26 @@ def test_places_that_are_wrong_are_named(sites: Path) -> None:
     with pytest.raises(DataError, match=r"notes.txt: expected a folder for each client"):
         read(sites)
     (sites / "notes.txt").unlink()
-    (sites / "nobody").mkdir()
-    with pytest.raises(DataError, match="nobody holds no folder: expected a folder for each class"):
-        read(sites)
+    for name in ("nobody", "zoe"):
+        (sites / name).mkdir()
+        with pytest.raises(DataError, match=f"{name} holds no folder: expected a folder for each class"):
+            read(sites)
+        (sites / name).rmdir()
 
 
 def test_deep_images_are_refused(sites: Path) -> None:
     Image.fromarray(np.zeros((10, 12), np.uint16)).save(sites / "rome" / "cat" / "deep.png")
     with pytest.raises(DataError, match=r"deep.png has values of more than 8 bits"):
         read(sites, image_mode="grey")
+
+
+def test_colours_of_16_bits_are_refused(sites: Path) -> None:
+    """Pillow gives them as 8 bits and says nothing: what a PNG is stands in its header."""
+    deep = sites / "rome" / "cat" / "deep.png"
+    deep.write_bytes(colours(12, 10, 16, bytes(10 * (1 + 12 * 6))))
+    assert Image.open(deep).mode == "RGB"
+    with pytest.raises(DataError, match=r"deep.png has values of more than 8 bits .16.; save it with 8 bits"):
+        read(sites, image_mode="rgb")
 
 
 def test_damage_is_always_said_with_the_file(sites: Path) -> None:

@@ -23,6 +23,8 @@ import fedkin as fk
 from fedkin.bench.check import ALONE, MAPPED, PROGRAM, RULE, VMAP
 from fedkin.cli.application import app
 from fedkin.compute import draws, keys
+from fedkin.compute.calls import Calls, Drawn
+from fedkin.compute.forward import Context
 from fedkin.compute.optim import SGD
 from fedkin.compute.program import Program
 from fedkin.errors import DataError, UsageError
@@ -342,3 +344,47 @@ def test_a_network_in_a_file_is_checked_from_the_command_line() -> None:
         outcome = call(*wrong)
         assert outcome.exit_code == 2
         assert said in outcome.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "added", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True}]
+)
+@pytest.mark.parametrize("weights", [True, False])
+def test_keys_and_values_that_are_added_are_attended_to_as_in_pytorch(added: dict[str, bool], weights: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True, **added)
+    x, mask = torch.randn(3, 5, 8), torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
+    padded = torch.arange(5) >= torch.tensor([5, 3, 4])[:, None]
+    for how in ({}, {"attn_mask": mask}, {"key_padding_mask": padded}, {"attn_mask": mask, "is_causal": True}):
+        want = layer(x, x, x, need_weights=weights, **how)
+        with Calls("layer", Context(), Drawn()):
+            found = layer(x, x, x, need_weights=weights, **how)
+        torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
+
+
+class Biased(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.MultiheadAttention(8, 2, batch_first=True, add_bias_kv=True, add_zero_attn=True)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.mix(x, x, x)[0].mean(1))
+
+
+class Statless(nn.Sequential):
+    """Statistics of the batch, in evaluation, too."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(40, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("network", [Biased, Statless])
+def test_layers_with_less_usual_arguments_train(network: Any) -> None:
+    clients = [(np.random.default_rng(k).normal(size=(8, 5, 8)), np.arange(8) % 3) for k in range(2)]
+    rows = []
+    for way in ("each", "batched"):
+        settings: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch": 3, "device": "cpu", "way": way, "lr": 0.1}
+        result = fk.run("fedavg", clients=clients, model=network, **settings)
+        rows.append(torch.cat([p.flatten() for p in result.personal(1).network.parameters()]))
+    torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)

@@ -20,7 +20,7 @@ from fedkin.compute.layout import Layout
 from fedkin.compute.program import Program
 from fedkin.compute.vmapped import Vmapped
 from fedkin.config import make_config
-from fedkin.data import Dataset, Split, from_arrays
+from fedkin.data import Brought, Dataset, Split, from_arrays, own_clients
 from fedkin.errors import DataError, UsageError
 from fedkin.methods import METHODS
 from fedkin.models import Ready, Samples, draw_anew
@@ -413,6 +413,17 @@ def test_given_weights_are_kept_and_that_is_said() -> None:
         assert "the same at every seed" in remarks[0]
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_statistics_of_a_frozen_trunk_stay_when_the_rest_is_drawn(affine: bool) -> None:
+    trunk = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=affine)).requires_grad_(False)
+    network = nn.Sequential(trunk, nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, affine=affine)), nn.Linear(8, 3))
+    states = [network.get_buffer(f"{i}.1.running_mean").fill_(3.0) for i in (0, 1)]
+    given = network[2].weight.detach().clone()
+    assert draw_anew(network, 5) is None
+    assert [s.unique().tolist() for s in states] == [[3], [0]]
+    assert not torch.equal(network[2].weight, given)
+
+
 def test_a_network_that_cannot_be_drawn_anew_says_that_all_seeds_start_alike() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
@@ -593,3 +604,52 @@ def test_what_is_said_of_first_weights_leaves_frozen_ones_out() -> None:
 def test_token_ids_that_are_no_whole_numbers_are_refused(odd: float) -> None:
     with pytest.raises(DataError, match=f"token ids are whole numbers, but {odd} is among them"):
         from_arrays([(np.array([[1, 2], [3, odd]]), [0, 1])], vocabulary=5)
+
+
+class Masked(nn.Module):
+    """Two inputs that are of one shape and kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.fc = nn.Embedding(30, 8), nn.Linear(8, 2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.fc((self.words(input_ids) * attention_mask.unsqueeze(-1)).sum(1))
+
+
+def test_looking_at_a_network_leaves_its_first_weights_alone() -> None:
+    """An embedding with max_norm shortens what it looks up."""
+    network = nn.Sequential(nn.Embedding(20, 4, max_norm=0.1), nn.Flatten(), nn.Linear(20, 2))
+    clients = [({"ids": np.arange(40).reshape(8, 5) % 20}, np.arange(8) % 2)] * 2
+    job = prepare(make_config({**QUICK, "init": "given"}), model=network, data=Brought(own_clients(clients)))
+    assert torch.equal(job.site.initial, job.site.layout.row(network))
+    assert network[0].weight.norm(dim=1).max() > 1
+
+
+def test_statistics_of_one_sample_are_told() -> None:
+    net, client = (
+        nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)),
+        (np.ones((8, 6)), np.arange(8) % 2),
+    )
+    one = (np.ones((1, 6)), [0], np.ones((1, 6)), [0])
+
+    def told(clients: list[Any], **settings: Any) -> str:
+        brought = Brought(own_clients(clients))
+        return " ".join(prepare(make_config({**QUICK, **settings}), model=net, data=brought).prepared.remarks)
+
+    assert "batch=1: BatchNorm has the statistics of a single sample" in told([client, client], batch=1)
+    assert "a client with one training sample (client-1): BatchNorm" in told([client, one])
+    assert "BatchNorm" not in told([client, client])
+
+
+def test_parts_of_which_some_have_an_arguments_name_are_refused() -> None:
+    """Taken in their order, the mask would be looked up as words."""
+    mask, ids = np.ones((8, 5), int), np.random.default_rng(0).integers(5, 30, (8, 5))
+    with pytest.raises(UsageError, match=r"attention_mask is an argument of Masked.forward.* and ids is not"):
+        fk.run("local", clients=[({"attention_mask": mask, "ids": ids}, np.arange(8) % 2)], model=Masked, **QUICK)
+    learnt: list[Tensor] = []
+    for names in (("attention_mask", "input_ids"), ("b", "a")):
+        parts = dict(zip(names, (mask, ids) if names[0] == "attention_mask" else (ids, mask), strict=True))
+        result = fk.run("local", clients=[(parts, np.arange(8) % 2)], model=Masked, **QUICK)
+        learnt.append(result.personal(0).network.state_dict()["words.weight"])
+    assert torch.equal(*learnt)

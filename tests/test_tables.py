@@ -72,6 +72,12 @@ def test_categories_become_one_input_for_each_word_of_any_client() -> None:
     assert dataset.prepared[1] == "c: a category of 3, 3 inputs, one for each word"
 
 
+def test_true_is_one_word_however_it_is_written() -> None:
+    spellings = (["true", "FALSE", "True"], ["TRUE", "false", None], [True, False, True])
+    clients = {str(k): pd.DataFrame({"b": b, "label": [0, 1, 0]}) for k, b in enumerate(spellings)}
+    assert prepared({"impute": "local"}, clients)[0].columns == ("b=False", "b=True", "b=(missing)")
+
+
 def test_numbers_as_categories() -> None:
     clients = {k: pd.DataFrame({"n": [1, 2], "f": f, "label": [0, 1]}) for k, f in (("a", [3, 1]), ("b", [1.0, 7.0]))}
     dataset, _ = prepared({}, clients)
@@ -427,3 +433,16 @@ def test_who_comes_later_is_prepared_as_the_run_was(which: str) -> None:
         fk.join(result, clients={"odd": new.assign(city="york")})
     with pytest.raises(DataError, match="client 'odd': column 'age' is missing, which the run has"):
         fk.join(result, clients={"odd": new.drop(columns="age")})
+
+
+def test_a_column_that_32_bits_blur_is_told_unless_it_is_scaled(tmp_path: Path) -> None:
+    """Tables are scaled before they are rounded."""
+    made = pd.DataFrame({"when": 1.7e9 + np.arange(30.0), "label": np.arange(30) % 2, "due": 1.7e9 + np.arange(30.0)})
+    made.to_csv(file := tmp_path / "all.csv", index=False)
+    told = fk.run("local", data=str(file), clients=2, partition="iid", **SMALL).remarks
+    assert any("column 'when' runs from 1700000000 to 1700000029" in r for r in told)
+    scaled = fk.run("local", data=str(file), clients=2, partition="iid", scale="federated", **SMALL).remarks
+    assert not any("32 bits" in r for r in scaled)
+    plan = {**SMALL, "model": "linear", "scale": "local"}
+    told = fk.run("local", clients=[made.drop(columns="label")], task="regression", label="due", **plan).remarks
+    assert any("column 'due' runs" in r for r in told)

@@ -275,6 +275,38 @@ def test_perplexity_and_accuracy_are_over_positions_that_count() -> None:
 # ---------------------------------------------------------------- runs
 
 
+def test_a_test_loss_is_over_positions_whatever_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of 4 samples, of which the later ones have fewer positions that count."""
+    x, y = rng.integers(0, 7, (10, 6)), rng.integers(0, 7, (10, 6))
+    y[4:, 1:] = IGNORED
+    data, settings = [({"x": x}, y, {"x": x}, y)], {"rounds": 1, "epochs": 1, "device": "cpu", "model": Language}
+    whole = fk.run("local", clients=data, task="next-token", **settings).history[-1].test_loss
+    monkeypatch.setattr("fedkin.core.evaluation.EVALUATE", 4)
+    assert fk.run("local", clients=data, task="next-token", **settings).history[-1].test_loss == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("metrics", [None, "macro-f1"])
+def test_outputs_beyond_the_classes_are_not_predicted(metrics: str | None) -> None:
+    """Accuracy counts what `predict` says."""
+    network = Tabular(5)
+    with torch.no_grad():
+        network.head.bias[3:] = 100.0
+    x, y = rng.normal(size=(30, 5)).astype(np.float32), np.arange(30) % 3
+    settings: dict = {"rounds": 1, "epochs": 1, "lr": 1e-9, "device": "cpu", "init": "given", "metrics": metrics}
+    result = fk.run("local", clients=[(x, y, x, y)], model=network, **settings)
+    assert result.accuracy.macro == pytest.approx(100 * float((result.predict(x, 0) == y).mean()))
+    assert result.accuracy.macro > 0
+
+
+def test_survival_of_single_samples_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"batch=1: the task survival compares the samples"):
+        prepare(
+            make_config({"data": "heart", "task": "survival", "batch": 1}),
+            data=from_arrays([(rng.normal(size=(8, 5)), np.stack([np.arange(8), np.ones(8)], 1))], targets="survival"),
+            model=Tabular(1),
+        )
+
+
 def numbers_of(i: int, n: int = 24) -> tuple[np.ndarray, np.ndarray]:
     draw = np.random.default_rng(i)
     x = draw.standard_normal((n, 5)).astype(np.float32)

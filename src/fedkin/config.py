@@ -188,7 +188,7 @@ class Config:
     )
     accumulate: int = option(
         1,
-        "mini-batches that go into one step of the optimiser: as one batch so many times as large",
+        "mini-batches that go into one step of the optimiser, each weighted by its samples",
         low=1,
         group=TRAINING,
     )

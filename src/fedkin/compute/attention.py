@@ -95,8 +95,8 @@ def multi_head(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """`F.multi_head_attention_forward`, length first: [T, B, E]."""
-    if bias_k is not None or add_zero_attn or static_k is not None or static_v is not None:
-        raise Unsupported("nn.MultiheadAttention with add_bias_kv or add_zero_attn")
+    if static_k is not None or static_v is not None:
+        raise Unsupported("attention with static_k or static_v")
     if query.dim() == 2:
         query, key, value = (t.unsqueeze(1) for t in (query, key, value))
         key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
@@ -115,9 +115,15 @@ def multi_head(
         biases = [None] * 3 if in_proj_bias is None else list(in_proj_bias.chunk(3))
         parts = zip((query, key, value), in_proj_weight.chunk(3), biases, strict=True)
         q, k, v = (F.linear(t, w, b) for t, w, b in parts)
+    if bias_k is not None and bias_v is not None:  # a key and a value for every sample, after its own
+        k, v = (torch.cat([t, b.expand(1, batch, -1)]) for t, b in ((k, bias_k), (v, bias_v)))
     q, k, v = (t.reshape(len(t), batch, num_heads, -1).permute(1, 2, 0, 3) for t in (q, k, v))
+    if add_zero_attn:
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
     causal = is_causal and key_padding_mask is None and not need_weights
     mask = None if causal else _mask(attn_mask, key_padding_mask, batch, num_heads, q.dtype)
+    if mask is not None:
+        mask = F.pad(mask, (0, k.shape[-2] - mask.shape[-1]))  # what was added is seen by all
     p = dropout_p if training else 0.0
     weights = None
     if need_weights:

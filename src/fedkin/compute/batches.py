@@ -117,7 +117,8 @@ def crop_flip(stream: tuple[int | str, ...], clients: Indices, steps: int, batch
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """table[s, k] holds the samples of client k's step s; its first sizes[s, k] entries count."""
+    """table[s, k] holds the samples of client k's step s; its first sizes[s, k] entries count. What follows them are
+    samples of the same client: whatever is wrong with them is nobody else's."""
 
     table: Indices  # [S, K, B]
     sizes: Indices  # [S, K]
@@ -160,7 +161,7 @@ def plan(
         used = np.where(lengths < batch, lengths, lengths // batch * batch)
     steps = -(-used // batch)  # of an epoch
     longest = int(steps.max(initial=0)) * epochs
-    table = np.zeros((longest, len(parts), batch), np.int64)
+    table = np.broadcast_to(_firsts(parts)[:, None], (longest, len(parts), batch)).copy()
     sizes = np.zeros((longest, len(parts)), np.int64)
     for length in np.unique(lengths[steps > 0]).tolist():  # clients of one size are shuffled at once
         which = np.flatnonzero(lengths == length)
@@ -169,7 +170,7 @@ def plan(
         mine = np.stack([parts[k] for k in which.tolist()])
         drawn = np.broadcast_to(np.arange(length), (*key.shape, length)) if fixed else keys.permutation(key, length)
         order = mine[np.arange(len(which))[:, None, None], drawn]
-        padded = np.zeros((len(which), epochs, s * batch), np.int64)
+        padded = np.broadcast_to(mine[:, :1, None], (len(which), epochs, s * batch)).copy()
         padded[..., :n] = order[..., :n]
         table[: epochs * s, which] = padded.reshape(len(which), epochs * s, batch).transpose(1, 0, 2)
         full = np.full((epochs, s), batch, np.int64)
@@ -190,8 +191,13 @@ def plan(
 def in_order(parts: Sequence[Indices], batch: int) -> Plan:
     """Every client's samples once, in their order, in batches."""
     steps = -(-max((len(p) for p in parts), default=0) // batch)
-    table = np.zeros((len(parts), steps * batch), np.int64)
+    table = np.broadcast_to(_firsts(parts)[:, None], (len(parts), steps * batch)).copy()
     for k, part in enumerate(parts):
         table[k, : len(part)] = part
     left = np.array([len(p) for p in parts], np.int64) - np.arange(steps, dtype=np.int64)[:, None] * batch
     return Plan(table.reshape(len(parts), steps, batch).transpose(1, 0, 2), left.clip(0, batch))
+
+
+def _firsts(parts: Sequence[Indices]) -> Indices:
+    """Every client's first sample; who has none is never trained."""
+    return np.array([part[0] if len(part) else 0 for part in parts], np.int64)

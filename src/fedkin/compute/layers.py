@@ -157,7 +157,15 @@ def embedding(x: Tensor, w: Tensor, padding: int | None, rows: int) -> Tensor:
     """`padding`: a word that is looked up and does not learn."""
     words = w.shape[1]
     offset = torch.arange(rows, device=x.device).repeat_interleave(x.shape[0] // rows) * words
-    found = F.embedding(x + offset.view(-1, *[1] * (x.dim() - 1)), w.reshape(rows * words, -1))
+    # An id without a word must not become a word of the next row: it is sent beyond all of them, which PyTorch refuses.
+    own = torch.where((x >= 0) & (x < words), x + offset.view(-1, *[1] * (x.dim() - 1)), rows * words)
+    try:
+        found = F.embedding(own, w.reshape(rows * words, -1))
+    except IndexError:
+        raise UsageError(
+            f"an id between {int(x.min())} and {int(x.max())} is looked up in an embedding with the rows "
+            f"0..{words - 1}: give it more rows, or number the ids from 0"
+        ) from None
     if padding is None:
         return found
     return torch.where((x == padding % words).unsqueeze(-1), found.detach(), found)

@@ -138,7 +138,7 @@ def loss_of(work: Work, rows: int) -> Loss:
         x = source.batch(flat, None if moves is None else moves.reshape(-1))
         out = forward(params, x, rows, Context(train, valid, noise, dtype))
         seen = Out(out.features, out.logits, valid)
-        return (total(terms, seen, y, given) * valid).sum(1) / size.clamp(min=1)
+        return total(terms, seen, y, given).where(valid, 0.0).sum(1) / size.clamp(min=1)
 
     return loss
 

@@ -89,7 +89,7 @@ class Evaluation:
             row = wide[k].clone()  # where it lies among the others must not show in the last digits
             for x, y in self._batches(k, data, EVALUATE, clean=True):
                 logits = self._forward(row, x)[1]
-                right = (logits.argmax(1) == y).float()
+                right = (self._known(logits).argmax(1) == y).float()
                 hits.scatter_add_(0, y, right)
                 count.scatter_add_(0, y, torch.ones_like(right))
                 loss += F.cross_entropy(logits, y, reduction="sum")
@@ -108,12 +108,13 @@ class Evaluation:
             return torch.tensor([value], device=self.device)
 
         def one(k: int, outputs: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, float, list[float]]:
-            kept, targets, loss, seen = list[Tensor](), list[Tensor](), 0.0, 0
+            kept, targets, loss, seen, counted = list[Tensor](), list[Tensor](), 0.0, 0, 0.0
             for out, y in outputs:
-                kept.append(self.task.keep(out, y))
+                kept.append(self.task.keep(self._known(out), y))
                 targets.append(y)
-                loss += float(self._plain_loss(out, y).double().sum())
-                seen += len(y)
+                weight = float(self.task.counted(y).sum())
+                loss += float(self._plain_loss(out, y).double().sum()) * (weight / len(y))
+                seen, counted = seen + len(y), counted + weight
             if not seen:
                 nothing = torch.zeros(self.classes if classes else 1, device=self.device)
                 return nothing, nothing, 0.0, [math.nan] * len(extra)
@@ -122,12 +123,12 @@ class Evaluation:
             if classes:
                 count = torch.bincount(y, minlength=self.classes).float()
                 right = torch.bincount(y[whole.argmax(1) == y], minlength=self.classes).float()
-                return right, count, loss / seen, others
-            value = float(main.value(whole, y))
+                return right, count, loss / counted, others
+            value = main.number(whole, y)
             if math.isnan(value) and not whole.isfinite().all():  # not a metric that lacks something: a broken model
                 value = -math.inf if main.higher else math.inf
             known = not math.isnan(value)
-            return one_number(value * seen if known else 0.0), one_number(seen * known), loss / seen, others
+            return one_number(value * seen if known else 0.0), one_number(seen * known), loss / counted, others
 
         if self._together():
             found = [one(k, iter(pieces)) for k, pieces in enumerate(self._outputs_together(wide, self.indices(data)))]
@@ -139,6 +140,10 @@ class Evaluation:
             torch.tensor([f[2] for f in found], device=self.device),
             torch.tensor([f[3] for f in found], device=self.device).view(len(self), len(extra)),
         )
+
+    def _known(self, outputs: Tensor) -> Tensor:
+        """Of a network with more outputs than there are classes, those that can be predicted."""
+        return outputs[..., : self.classes] if isinstance(self.task, Classification) else outputs
 
     def _mean_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """The loss of one client's batch."""
@@ -181,7 +186,7 @@ class Evaluation:
         count, loss = torch.zeros_like(correct), torch.zeros(len(self), device=self.device)
         for chosen, logits, y, valid in self._passes(wide, parts):
             at = torch.tensor(chosen, device=self.device)
-            right = (logits.argmax(2) == y) * valid
+            right = (self._known(logits).argmax(2) == y) * valid
             correct[at] = correct[at].scatter_add(1, y, right)
             count[at] = count[at].scatter_add(1, y, valid)
             each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
@@ -317,13 +322,14 @@ class Evaluation:
             return self._evaluate_together(wide, [self._own(k, data) for k in range(len(self))]).loss
 
         def one(k: int) -> Tensor:
-            value, count = torch.zeros((), device=self.device), 0
+            value, count = torch.zeros((), device=self.device), 0.0
             for x, y in self._batches(k, data, EVALUATE):
                 tensors = self.layout.tensors(wide[k : k + 1])
                 out = self._site.forward(tensors, x, 1, self._context())
                 given = [{n: v[k : k + 1] for n, v in t.given.items()} for t in chosen]
-                value += total(chosen, out, y.unsqueeze(0), given).sum()
-                count += len(y)
+                weight = float(self.task.counted(y).sum()) if terms is None else len(y)
+                value += total(chosen, out, y.unsqueeze(0), given).sum() * (weight / len(y))
+                count += weight
             return value / max(count, 1)
 
         return torch.stack(self._each(one))

@@ -181,7 +181,7 @@ UNJUDGED = declare(
     "unjudged", "clients that gave no accuracy, and why", "table", event=NOT_EVALUATED, figure="removals"
 )
 REMOVED = declare("removed", "clients that the method has removed for good", "clients", figure="removals")
-ALARM = declare("alarm", "why the round changed nothing", "text")
+ALARM = declare("alarm", "why the round changed nothing, or went by nothing", "text")
 
 # who learns from whom, and how much each counts
 PARTICIPANTS = declare("participants", "clients that learn from one another", "clients", figure="matrix")

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedkin.data.clients import OwnClient
 from fedkin.data.dataset import Array, as_samples, checked_labels
+from fedkin.data.precision import blurred
 from fedkin.data.targets import Targets, read_targets
 from fedkin.errors import DataError, UsageError
 from fedkin.parts import Part, pack
@@ -61,7 +62,23 @@ def one_client(
         raise DataError(f"{where} labels with numbers and with words; use one kind")
     tests = len(pairs[1][0]) if len(pairs) == 2 else None
     x, y = (np.concatenate([pair[i] for pair in filled]) for i in (0, 1))
-    return OwnClient(name, x, y, tests, parts=parts)
+    return OwnClient(name, x, y, tests, parts=parts, note=_noted(where, arrays, x, targets, vocabulary))
+
+
+def _noted(where: str, arrays: Sequence[Any], taken: Array, targets: Targets, vocabulary: int) -> str:
+    came = () if isinstance(arrays[0], Mapping) else np.shape(arrays[0])[1:]
+    if len(came) == 3 and taken.dtype == np.float32 and came != taken.shape[1:]:
+        return (
+            f"samples of shape {came} are taken for images with their channels last, and turned to "
+            f"{taken.shape[1:]}; give them as {taken.shape[1:]}, or with another axis, if they are none"
+        )
+    given: list[tuple[Any, str]] = []
+    for x, y in zip(arrays[::2], arrays[1::2], strict=True):
+        named = x.items() if isinstance(x, Mapping) else [] if vocabulary else [("feature", x)]
+        floats = isinstance(x, Mapping) and all(np.asarray(v).dtype.kind != "f" for v in x.values())
+        given += [] if floats else [(v, f"{where}: {name if name == 'feature' else repr(name)}") for name, v in named]
+        given += [(y, f"{where}: the target")] if targets in ("numbers", "survival") else []
+    return next((said for values, what in given if (said := blurred(values, what))), "")
 
 
 def _targets_of(where: str, given: Any, samples: int, targets: Targets) -> Array:

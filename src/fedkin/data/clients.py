@@ -29,6 +29,8 @@ class OwnClient:
     parts: tuple[Part, ...] = ()
     lacks: str = ""
     """Where a table has no value, in words; nothing where none is missing."""
+    note: str = ""
+    """What became of the samples and targets as they came that somebody should know."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +92,7 @@ class OwnClients:
             class_names,
             user=np.repeat(np.arange(len(parts)), sizes),
             vocabulary=self.vocabulary,
+            note=next((part.note for part in parts if part.note), ""),
             parts=self.parts[0].parts,
             targets=self.targets,
         )

@@ -48,6 +48,8 @@ def cells(table: Table, name: str, category: bool = False) -> Cells:
     except UnicodeDecodeError as error:
         raise DataError(f"{table.where}: column {name!r} is not valid text ({error})") from None
     missing = np.array([word in MISSING for word in said], bool)
+    if {word.lower() for word, absent in zip(said, missing.tolist(), strict=True) if not absent} <= {"true", "false"}:
+        said = [word if absent else word.capitalize() for word, absent in zip(said, missing.tolist(), strict=True)]
     if category:
         return Cells(missing, None, [_named(word) for word in said])
     numeric = [not isinstance(v, bool) and _is_number(word) for v, word in zip(each, said, strict=True)]

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fedkin.data.dataset import Dataset
+from fedkin.data.precision import blurred
 from fedkin.data.split import Split
 from fedkin.errors import DataError, UsageError
 from fedkin.options import named_spec, option, validated
@@ -89,9 +90,16 @@ def prepare_table(
         for one, parts in zip(made, zip(*_parts(split), strict=True), strict=True):
             for rows in parts:
                 x[rows] = one(raw[rows])
+    plain = [i for i, c in enumerate(columns) if not c.categories] if wish.scale == "none" else []
+    said = next((said for i in plain if (said := blurred(raw[:, i], f"column {columns[i].name!r}"))), "")
     shown = () if made[0].plain else tuple(made)
     return replace(
-        dataset, x=x, columns=made[0].inputs(), preparations=shown, prepared=told(made, raw, wish) if shown else ()
+        dataset,
+        note=dataset.note or said,
+        x=x,
+        columns=made[0].inputs(),
+        preparations=shown,
+        prepared=told(made, raw, wish) if shown else (),
     )
 
 

@@ -95,7 +95,7 @@ def read_classes(path: Path, shown: Shown, first: Path | None = None) -> tuple[A
         found, first = read_images(files, shown, first)
         images += found
         labels += [folder.name] * len(found)
-    if first is None:
+    if first is None or not images:
         raise DataError(f"{path} holds no folder: expected a folder for each class with images in it")
     return np.stack(images), np.array(labels), first
 
@@ -141,6 +141,8 @@ def read_image(file: Path, shown: Shown) -> Array:
             with Image.open(file, formats=("PNG", "JPEG")) as opened:
                 if opened.size[0] * opened.size[1] > MOST_PIXELS:
                     raise DataError(f"{file} has {opened.size[0]}x{opened.size[1]} pixels, more than {MOST_PIXELS:,}")
+                if opened.format == "PNG" and _bits(file) > 8:  # Pillow would cut colours to 8
+                    raise DataError(f"{file} has values of more than 8 bits ({_bits(file)}); save it with 8 bits")
                 image = ImageOps.exif_transpose(opened)
                 image.load()
     except DataError:
@@ -148,6 +150,12 @@ def read_image(file: Path, shown: Shown) -> Array:
     except Exception as error:  # a damaged file can make a decoder fail in any way
         raise DataError(f"{file} cannot be read as an image ({error}); mend or remove it") from error
     return _array(file, image, shown)
+
+
+def _bits(file: Path) -> int:
+    """Of each value, as the header of a PNG says."""
+    with file.open("rb") as opened:
+        return opened.read(25)[24]
 
 
 def _array(file: Path, image: Any, shown: Shown) -> Array:

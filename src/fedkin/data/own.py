@@ -21,6 +21,7 @@ from fedkin.data.files import MissingFile, column, read_npz
 from fedkin.data.image_folder import class_folders, holds_images, image_set, images_of_clients, read_classes
 from fedkin.data.manner import USUAL, Reading
 from fedkin.data.partition import Partition
+from fedkin.data.precision import blurred
 from fedkin.data.split import Split, check_names, make_split
 from fedkin.data.targets import Targets, read_targets
 from fedkin.errors import DataError, UsageError
@@ -137,8 +138,11 @@ def _columns(tables: Sequence[tuple[str, Table]], how: Reading) -> tuple[Column,
 
 def _of_table(client: str, where: str, table: Table, columns: tuple[Column, ...], how: Reading) -> OwnClient:
     raw = encoded(table, columns)
-    y = table.labels(table.target_columns(how.label, how.targets), how.targets)
-    return OwnClient(client, raw, y, None, lacks=lacking(table, columns, raw))
+    aside = table.target_columns(how.label, how.targets)
+    y = table.labels(aside, how.targets)
+    exact = [] if how.targets == "classes" else [(f"{where}: column {n!r}", table.column(n)) for n in aside]
+    said = next((said for name, values in exact if (said := blurred(values, name))), "")
+    return OwnClient(client, raw, y, None, lacks=lacking(table, columns, raw), note=said)
 
 
 def own_table(name: str, table: Table, how: Reading) -> OwnClients | WholeTable:
@@ -148,7 +152,7 @@ def own_table(name: str, table: Table, how: Reading) -> OwnClients | WholeTable:
         part = _of_table(name, table.where, table, columns, how)
         y, classes, names = together(how.targets, [part.y], how.vocabulary)
         like = np.nan_to_num(part.x).astype(np.float32)
-        dataset = Dataset(name, like, y, classes, names, targets=how.targets)
+        dataset = Dataset(name, like, y, classes, names, targets=how.targets, note=part.note)
         return WholeTable(dataset, part.x, columns, part.lacks)
     owners, whose = owners_of(table, how.client_column)
     rest = table.without(how.client_column)
@@ -260,7 +264,8 @@ def from_torch(
     read = labels if targets == "classes" else read_targets(targets, labels, repr(name))
     y, classes, class_names = together(targets, [read], vocabulary)
     samples = as_samples(x, vocabulary)
-    dataset = Dataset(name, samples, y, classes, class_names, vocabulary=vocabulary, targets=targets)
+    note = blurred(x, f"{name}: feature") if not vocabulary else ""
+    dataset = Dataset(name, samples, y, classes, class_names, vocabulary=vocabulary, note=note, targets=targets)
     return dataset, make_split(dataset, clients, partition, **shares)
 
 

@@ -29,6 +29,7 @@ from fedkin.models import build
 from fedkin.rounds import pick_device, pick_precision
 from fedkin.rounds.assemble import Parts, check_task, make_site
 from fedkin.rounds.choices import metrics_of
+from fedkin.rounds.trial import check_ids
 from fedkin.tasks import TASKS, Task, make_task
 from fedkin.use.model_file import Card
 
@@ -155,6 +156,7 @@ def join(worker: Worker, message: Parcel) -> tuple[Joined, dict[str, int], str]:
     source = Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
     parts: Parts = {k: [rows if i == place else rows[:0] for i in range(clients)] for k, rows in own.items()}
     names = [worker.name if i == place else "" for i in range(clients)]
+    check_ids(network, source, parts, names)
     site = make_site(
         config, method_class, network, dataset, source, parts, names, precision, task=task, initial=initial
     )

@@ -168,6 +168,11 @@ class LowRankAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
+        if query.dim() == 2:  # one sample
+            query, key, value = (t.unsqueeze(0 if self.batch_first else 1) for t in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+            found, _ = self(query, key, value, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
+            return found.squeeze(0 if self.batch_first else 1), None
         if not self.batch_first:
             query, key, value = (t.transpose(0, 1) for t in (query, key, value))
         q, k, v = (

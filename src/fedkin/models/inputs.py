@@ -26,6 +26,13 @@ class _Unpack:
         takes = inspect.signature(network.forward).parameters
         anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values())
         self.by_name = anything or all(name in takes for name in names)
+        strange = [name for name in names if name not in takes]
+        if not self.by_name and len(strange) < len(names):
+            raise UsageError(
+                f"of the parts of the samples, {', '.join(n for n in names if n in takes)} is an argument of "
+                f"{type(network).__name__}.forward({', '.join(takes)}) by its name, and {', '.join(strange)} is "
+                "not: give all parts the names of its arguments, or none, to be taken in their order"
+            )
         places = [p for p in takes.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         if not self.by_name and len(places) < len(parts):
             raise UsageError(

@@ -52,8 +52,9 @@ def first_network(
 
 
 def draw_anew(network: nn.Module, seed: int) -> str | None:
-    """Draw the parameters that learn anew, in place; frozen ones keep their values. Nothing happens, and the odd
-    module is named, where one with such parameters cannot do it. The global generator is left as it was."""
+    """Draw the parameters that learn anew, in place; frozen ones and their statistics keep their values. Nothing
+    happens, and the odd module is named, where one with such parameters cannot do it. The global generator is left as
+    it was."""
     resets: list[Callable[[], object]] = []
     containers: list[Callable[[], object]] = []  # what says how modules inside it begin, after these
     for name, module in network.named_modules():
@@ -64,14 +65,29 @@ def draw_anew(network: nn.Module, seed: int) -> str | None:
             if not callable(reset):
                 return f"{name!r} ({type(module).__name__})" if name else "the network itself"
             resets.append(reset)
-    frozen = [(p, p.detach().clone()) for p in network.parameters() if not p.requires_grad]
+    kept = [*(p for p in network.parameters() if not p.requires_grad), *_kept_buffers(network)]
+    frozen = [(t, t.detach().clone()) for t in kept]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for reset in [*resets, *reversed(containers)]:
             reset()
-        for parameter, value in frozen:
-            parameter.copy_(value)
+        for tensor, value in frozen:
+            tensor.copy_(value)
     return None
+
+
+def _kept_buffers(network: nn.Module) -> list[Tensor]:
+    """What belongs to frozen parameters: those of the module itself or, where it has none, of what it stands in."""
+    found: list[Tensor] = []
+    for name, module in network.named_modules():
+        own, path = list(module.parameters(recurse=False)), name
+        while not own and path:
+            path = path.rpartition(".")[0]
+            own = list(network.get_submodule(path).parameters())
+        learns = any(p.requires_grad for p in module.parameters(recurse=False))
+        if not learns and not all(p.requires_grad for p in own):
+            found += [b for b in module.buffers(recurse=False) if not is_lazy(b)]
+    return found
 
 
 def _made(make: Callable[[], nn.Module], seed: int, init: str) -> nn.Module:

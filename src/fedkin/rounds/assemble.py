@@ -29,7 +29,7 @@ from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import Given, Samples
 from fedkin.options import named_spec
 from fedkin.robust import Adversary, Attack, DataAttack, ServerSide, Watched, make_attack
-from fedkin.rounds import footprint, validation
+from fedkin.rounds import footprint, trial, validation
 from fedkin.rounds.choices import (
     average_of,
     example_of,
@@ -94,6 +94,12 @@ def prepare(
     if config.augment and len(dataset.shape) != 3:
         raise UsageError(f"augment=true needs images; {dataset.name!r} has samples of shape {dataset.shape}")
     network, name, remarks = network_of(config, dataset, model)
+    shared = sources if sources is not None and not isinstance(attack, DataAttack) else {}
+    if id(dataset) not in shared:
+        shared[id(dataset)] = dataset, Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
+    source = shared[id(dataset)][1]
+    parts: Parts = {"train": split.train, "validation": split.validation, "test": split.test}
+    trial.check_ids(network, source, parts, split.names)
     example = example_of(dataset)
     layout = Layout.of(network, config.head, config.buffers, example=example)
     refuse(config, of_split(config, split))
@@ -101,17 +107,13 @@ def prepare(
     validation.check(config, validates)
     refuse(config, of_network(config, layout, network, model is not None, method_class.unused(options), example))
     adversary = None if attack is None else Adversary.of(config, attack, split.clients)
-    shared = sources if sources is not None and not isinstance(attack, DataAttack) else {}
-    if id(dataset) not in shared:
-        shared[id(dataset)] = dataset, Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
-    taken = _taken(config, begin_with, method_class, network, layout, dataset, split, shared[id(dataset)][1])
-    parts: Parts = {"train": split.train, "validation": split.validation, "test": split.test}
+    taken = _taken(config, begin_with, method_class, network, layout, dataset, split, source)
     site = make_site(
         config,
         method_class,
         network,
         dataset,
-        shared[id(dataset)][1],
+        source,
         parts,
         split.names,
         precision,
@@ -134,12 +136,22 @@ def prepare(
     needed = footprint.expected(config, site, job.method, engine.at_once, footprint.activations_of(network, example))
     if not (config.force or admitted):
         footprint.check_memory(needed, device)
+    if site.has_batch_norm and (config.batch == 1 or any(train == 1 for train, _ in sizes)):
+        whose = "batch=1" if config.batch == 1 else f"a client with one training sample ({_alone(split)})"
+        remarks.append(
+            f"{whose}: BatchNorm has the statistics of a single sample, and where a channel is one number, what it "
+            "gives is the same for all samples (PyTorch refuses that)"
+        )
     if site.validate and (own := method_class.looks_at_validation(options)):
         remarks.append(f"the validation samples are no strangers to {config.method}: {own}; those for tests are")
     job.prepared = replace(job.prepared, remarks=(*remarks, *remarks_on(dataset, split)), needed=needed)
     job.split, job.clock, job.taken = split, clock, taken
     clock.add("preparing", clock.wall)
     return job
+
+
+def _alone(split: Split) -> str:
+    return next(name for name, rows in zip(split.names, split.train, strict=True) if len(rows) == 1)
 
 
 def _taken(
@@ -192,10 +204,10 @@ def make_site(
         raise FedKinError(f"the first model does not fit {config.model}: both sides need the same FedKin")
     forward, first = trace(network, layout, example), first.to(source.device)
     with torch.no_grad():
-        logits = forward(layout.tensors(first.cpu().unsqueeze(0)), example, 1, Context()).logits
+        logits = forward(layout.tensors(first.cpu().unsqueeze(0).clone()), example, 1, Context()).logits
     task = task or task_of(config, dataset)
     task.check_outputs(logits.shape[1:], dataset.classes, type(network).__name__)
-    return Site(
+    site = Site(
         forward,
         layout,
         first,
@@ -211,6 +223,8 @@ def make_site(
         extra=metrics_of(config, task),
         hold=point_of(config, method_class) != "received",
     )
+    trial.check_task(site)
+    return site
 
 
 def check_task(
@@ -222,6 +236,11 @@ def check_task(
         raise UsageError(
             f"method {config.method!r} cannot learn the task {task.name}: {why}; take another method, for example "
             "fedavg, fedper, ditto or fedcap"
+        )
+    if task.whole and config.batch == 1:
+        raise UsageError(
+            f"batch=1: the task {task.name} compares the samples of a mini-batch with each other, and of one sample "
+            "nothing is learnt; take a larger batch"
         )
     if isinstance(attack, DataAttack) and attack.needs_classes and task.targets != "classes":
         raise UsageError(f"attack {config.attack!r} changes class labels, and the task {task.name} has none")

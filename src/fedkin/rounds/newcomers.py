@@ -34,6 +34,7 @@ from fedkin.preparation import Preparation
 from fedkin.rounds import inference
 from fedkin.rounds.assemble import Parts, make_site
 from fedkin.rounds.trained import Trained
+from fedkin.rounds.trial import check_ids
 from fedkin.tasks import Metric
 
 Rows = tuple[keys.I64, keys.I64]  # training and test rows of a client
@@ -177,6 +178,7 @@ class _Late(Welcome):
         train, test = ([of[part] for of in each] for part in (0, 1))
         parts: Parts = {"train": none + train, "validation": none + none[:1] * len(each), "test": none + test}
         self.names, self._tests = names, [len(test) for _, test in each]
+        check_ids(trained.network, source, parts, [*trained.names, *names])
         site = make_site(
             late_config(trained, epochs, len(names)),
             type(method),

@@ -378,8 +378,8 @@ def _lacking(job: Job, found: Measured, clients: Sequence[int], part: str) -> li
     where = "" if part == "test" else " on validation"
     return [
         f"{m.name} cannot be computed{where} for {len(without)} of {len(clients)} clients "
-        f"({job.site.names[without[0]]}{', ...' if len(without) > 1 else ''}), who are left out of it: it needs {part} "
-        f"{m.needs}"
+        f"({job.site.names[without[0]]}{', ...' if len(without) > 1 else ''}), who are left out of it: it needs "
+        f"{m.needs} ({part} samples)"
         for m, without in missing.items()
         if without and not (m is prepared.metric and prepared.counts_right)
     ]

@@ -21,10 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from fedkin.compute.losses import Term, Value
-from fedkin.errors import UsageError, unknown
+from fedkin.errors import FedKinError, UsageError, unknown
 from fedkin.options import named_spec, validated
 from fedkin.registry import Registry
 
@@ -65,7 +66,27 @@ class Metric:
 
     def of(self, kept: Tensor, y: Tensor) -> float:
         """The value as it is shown; NaN where it cannot be computed."""
-        return self.scale * float(self.value(kept, y)) if len(y) else math.nan
+        return self.scale * self.number(kept, y) if len(y) else math.nan
+
+    def number(self, kept: Tensor, y: Tensor) -> float:
+        """The value as a number; UsageError where its function fails, or gives anything else."""
+        try:
+            found: Any = self.value(kept, y)
+        except FedKinError:
+            raise
+        except Exception as error:  # somebody else's function can fail in any way
+            raise UsageError(
+                f"metric {self.name!r} fails for outputs of shape {tuple(kept.shape)} and targets of shape "
+                f"{tuple(y.shape)} ({type(error).__name__}: {error}); where it cannot be computed it gives NaN"
+            ) from error
+        numbers = int(found.numel()) if isinstance(found, Tensor) else int(np.size(found))
+        if numbers != 1 or isinstance(found, str | bytes):
+            said = repr(found)[:40] if isinstance(found, str | bytes) else f"{numbers} numbers"
+            raise UsageError(f"metric {self.name!r} gives {said}: it must give one number, as mean() does")
+        try:
+            return float(found)
+        except (TypeError, ValueError):
+            raise UsageError(f"metric {self.name!r} gives a {type(found).__name__}: it must give one number") from None
 
 
 class Labelled(Protocol):
@@ -126,6 +147,10 @@ class Task:
             if name not in self.metrics:
                 raise unknown(f"metric of the task {self.name}", name, self.metrics)
         return tuple(self.metrics[name] for name in dict.fromkeys(names) if name != self.main)
+
+    def counted(self, y: Tensor) -> Tensor:
+        """How much each sample counts in the mean of the `plain` loss over several batches, [n]."""
+        return y.new_ones(len(y))
 
     def keep(self, outputs: Tensor, y: Tensor) -> Tensor:
         """What of a batch's outputs [n, ...] its metrics need, [n, ...]."""

@@ -61,6 +61,9 @@ class NextToken(Task):
     def value(self) -> Value:
         return _next
 
+    def counted(self, y: Tensor) -> Tensor:
+        return (y != IGNORED).sum(-1)
+
     def keep(self, outputs: Tensor, y: Tensor) -> Tensor:
         right = (outputs.argmax(-1) == y).sum(-1).double()
         return torch.stack([right, _losses(outputs, y).double().sum(-1)], 1)

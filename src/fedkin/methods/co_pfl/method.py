@@ -87,6 +87,8 @@ class PaperCOPFL(Method):
             return
         rows, shared = replies["model"], ~replies["mask"]
         alpha = normalised(replies["score"].clamp(0, self.most))  # (10)
+        if not (replies["score"] > 0).any():  # a task of one's own may have a loss below 0
+            fed.note(notes.ALARM, "no client's score is above 0, so that all weigh alike")
         mean, z = shared_mean(rows, shared, alpha, self.model)
         self.z = self._behind(z, shared)
         filled = rows.where(shared, mean)  # so that what a client keeps has no say in the average
