@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import Bench, distance, numbers
+from reference import OPTIMISERS, Bench, distance, numbers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -164,6 +164,13 @@ def test_what_a_forward_pass_does_besides_is_done_as_in_the_plain_loop(kind: typ
     assert distance(bench.cohort().fit(starts), bench.reference(starts), starts) < 1e-4
 
 
+def test_a_check_looks_at_the_weights_that_it_is_told_to() -> None:
+    same = {"device": "cpu", "clients": 2, "steps": 1, "batch": 2}
+    assert fk.check(Asleep(), X[:6], init="given", **same).form == ALONE
+    with pytest.raises(UsageError, match="did you mean 'given'"):
+        fk.check(Asleep(), X[:6], init="givn", **same)
+
+
 def test_the_users_network_is_traced_as_a_copy() -> None:
     network = Replaced()
     before = {name: value.clone() for name, value in network.state_dict().items()}
@@ -171,6 +178,98 @@ def test_the_users_network_is_traced_as_a_copy() -> None:
     trace(network, Layout.of(network, example=example), example)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert type(network.mean) is Tensor
+
+
+class Scaled(Two):
+    """Parameters and a buffer without axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("shift", torch.tensor(0.5))
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.trunk(x).relu() * self.scale + self.shift
+
+
+class Weighed(Two):
+    """Uses its own parameters as numbers."""
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.trunk(x) / (1 + sum(p.square().sum() for p in self.parameters()))
+
+
+class Sparse(Two):
+    """An embedding that asks for sparse gradients beside a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.gain = nn.Embedding(4, 8, sparse=True), nn.Parameter(torch.ones(8))
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.trunk(x) + self.gain * self.words((x.abs().long() % 4)[:, 0])
+
+
+@pytest.mark.parametrize("kind", [Scaled, Weighed, Sparse])
+@pytest.mark.parametrize("way", ["each", "threads", "batched"])
+def test_parameters_of_any_shape_and_use_train(kind: type[Two], way: str) -> None:
+    torch.manual_seed(1)
+    opt = OPTIMISERS["sgd-momentum-decay"]
+    bench = Bench(kind(), X, Y, (9, 7, 5), classes=3, opt=SGD(0.1) if kind is Sparse else opt, way=way)
+    starts = bench.starts()
+    plain = Bench(kind(), X, Y, (9, 7, 5), classes=3, opt=bench.opt)
+    if kind is Sparse:  # PyTorch's optimisers would take other steps for the sparse gradients
+        plain.model.words.sparse = False
+    assert distance(bench.cohort().fit(starts), plain.reference(starts), starts) < 1e-4
+
+
+def test_a_parameter_without_axes_goes_through_a_run() -> None:
+    for settings in ({}, {"clip_grad": 1.0}, {"optimiser": "adam"}, {"accumulate": 2}):
+        for way in ("each", "batched"):
+            result = fk.run("fedavg", model=Scaled, clients=CLIENTS, **{**QUICK, "way": way}, **settings)
+            assert result.personal(0).network.scale.shape == ()
+            assert result.personal(0).network.scale != 1.5
+
+
+# ---------------------------------------------------------------- buffers that are constants
+
+
+class Causal(nn.Module):
+    """Attention behind a mask of infinities, and a table of another precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.attend = nn.Linear(2, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 3)
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+        self.register_buffer("table", torch.arange(3, dtype=torch.float64) / 3)
+        self.register_buffer("derived", torch.ones(3), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inside(x.view(-1, 3, 2)) + (self.table * self.derived).float().unsqueeze(1)
+        return self.head(self.attend(h, h, h, attn_mask=self.mask, need_weights=False)[0].mean(1))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "c-pfl", "fedcap"])
+def test_buffers_that_are_constants_are_neither_trained_nor_sent(method: str) -> None:
+    result = fk.run(method, model=Causal, clients=CLIENTS, **{**QUICK, "way": "auto"})
+    assert result.diverged is None
+    assert not result.failures
+    network = result.personal(0).network
+    fresh = Causal()
+    assert all(torch.equal(value, dict(network.named_buffers())[name]) for name, value in fresh.named_buffers())
+    if method == "fedavg":
+        assert result.bytes["up"] == 2 * 4 * sum(p.numel() for p in fresh.parameters())
+    assert Layout.of(fresh, "head").size("buffers") == 0
+
+
+@pytest.mark.parametrize("way", ["each", "threads", "batched"])
+def test_a_network_with_a_mask_of_infinities_trains_as_in_the_plain_loop(way: str) -> None:
+    torch.manual_seed(1)
+    bench = Bench(Causal(), X, Y, (9, 7, 5), classes=3, opt=SGD(0.1), way=way)
+    assert bench.site.forward.together
+    starts = bench.starts()
+    assert distance(bench.cohort().fit(starts), bench.reference(starts), starts) < 1e-4
 
 
 # ---------------------------------------------------------------- what no row can hold
@@ -227,6 +326,23 @@ class Python(Two):
         return self.trunk(x) * (0.5 if self.training and random.random() < 0.1 else 1.0)
 
 
+class Derived(Average):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(1), persistent=False)
+
+
+class OnAndOn(Two):
+    def body(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.trunk(x), 0.5)
+
+
+class GradientHook(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk.weight.register_hook(lambda g: g * 0)
+
+
 class Again(Two):
     def body(self, x: Tensor) -> Tensor:
         return checkpoint(self.trunk, x, use_reentrant=False)
@@ -241,6 +357,11 @@ class Again(Two):
         (FirstBatch, r"changes self.scale in training"),
         (Always, r"changes 'mean' in evaluation mode.*only while self.training"),
         (Python, r"draws random numbers from Python's random in training"),
+        (Derived, r"changes its buffer 'mean' in training, which is taken for a constant"),
+        (OnAndOn, r"in evaluation mode \(test_networks_odd.py line \d+: return nn.functional.dropout\(.*self.training"),
+        (GradientHook, r"parameter 'trunk.weight' of GradientHook has a hook.*register_full_backward_hook"),
+        (GradientHook(), r"parameter 'trunk.weight' of GradientHook has a hook"),
+        (torch.jit.script(nn.Sequential(nn.Linear(6, 3))), r"compiled by torch.jit.*give the nn.Module"),
         (Again, r"uses torch.utils.checkpoint \(test_networks_odd.py line \d+: return checkpoint\(self.trunk"),
         (
             lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 3)),

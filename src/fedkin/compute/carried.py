@@ -63,6 +63,11 @@ def refuse_carried(module: nn.Module, name: str, later: Kept, fresh: Kept, start
                 f"{name} changes its frozen parameter {key!r} in training, and frozen parameters are the same for all "
                 "clients: register it as a float buffer (register_buffer), of which every client has its own"
             )
+        if leaf in owner._buffers and owner._buffers[leaf].is_floating_point():  # type: ignore[union-attr]
+            raise UsageError(
+                f"{name} changes its buffer {key!r} in training, which is taken for a constant as it is not "
+                "persistent, not float32 or not finite: register it as one that is, of which every client has its own"
+            )
         what = f"its buffer {key!r} ({owner._buffers[leaf].dtype})" if leaf in owner._buffers else f"self.{key}"  # type: ignore[union-attr]
         raise UsageError(
             f"{name} changes {what} in training, and what it becomes depends on the batches before, which FedKin "

@@ -31,6 +31,9 @@ class Vmapped:
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self._template = copy.deepcopy(model).cpu()
+        for module in self._template.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                module.sparse = False  # the same gradient in another form, which rows have no use for
         self._layout = layout
         self._idle: dict[str, list[Copy]] = {}
         self._statistics = [s.name for s in layout.slots if s.kind == "buffer"]
