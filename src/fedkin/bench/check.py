@@ -6,7 +6,7 @@ import copy
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from fedkin.compute.vmapped import Vmapped
 from fedkin.core.cohort import Cohort
 from fedkin.data import Dataset
 from fedkin.data.dataset import as_samples
-from fedkin.errors import UsageError
+from fedkin.errors import UsageError, unknown
 from fedkin.models import Given, first_network
 from fedkin.parts import pack
 from fedkin.rounds import pick_device, pick_precision
@@ -96,16 +96,20 @@ def check(
     clients: int = 8,
     steps: int = 3,
     device: str = "auto",
+    init: Literal["seed", "given"] = "seed",
 ) -> NetworkCheck:
     """How this network would train on samples like `example` (an array or tensor with one row a sample, or a dictionary
-    of them for several inputs), measured with `clients` clients that take `steps` steps of `batch` samples each."""
+    of them for several inputs), measured with `clients` clients that take `steps` steps of `batch` samples each.
+    `init`: its first weights, as in `fk.run`; a part that begins at zero is drawn anew unless they are "given"."""
     for name, value in (("batch", batch), ("clients", clients), ("steps", steps)):
         if value < 1:
             raise UsageError(f"{name}={value}: must be at least 1")
+    if init not in ("seed", "given"):
+        raise unknown("init", init, ("seed", "given"))
     place = pick_device(device)
     precision = pick_precision("auto", place)
     data = _samples(example, clients * steps * batch)
-    network, _ = first_network(model, 0, "seed", data.parts, example_of(data))
+    network, _ = first_network(model, 0, init, data.parts, example_of(data))
     case = Case("check", lambda: copy.deepcopy(network), data.shape, 1, clients, batch, steps * batch, 1)
     try:
         site, parts = site_of(case, network, data, place, precision, "auto", head)

@@ -115,6 +115,11 @@ class Calls(TorchFunctionMode):
     def kept(self, x: Tensor, p: float, shape: Sequence[int]) -> Tensor | None:
         """Which numbers dropout leaves; None: all."""
         if p > 0:
+            if not self.context.train:
+                raise UsageError(
+                    f"{self.network} drops out in evaluation mode ({users_line(sys._getframe())}), so its answers "
+                    "could not be repeated: say training=self.training, as F.dropout drops out always unless it is told"
+                )
             return self.draw(x, shape) >= p
         self.noisy += 1
         return None

@@ -127,6 +127,8 @@ def batch_norm(
             step = momentum * alive
             mean.add_((now.detach() - mean) * step)
             var.add_((unbiased.detach() - var) * step)
+        if valid is not None:  # a row at rest would grow from layer to layer until nothing of it is finite
+            spread = torch.where(alive, spread, 1.0)
     else:
         now, spread = mean, var
     factor = scale * torch.rsqrt(spread + eps)

@@ -3,8 +3,8 @@
 A client is a row: every float parameter and buffer of the network has its columns, ordered so that each part a
 method may send is one slice. With BatchNorm statistics averaged like weights (`buffers="average"`) the order is
 body | buffers | head, and the buffers belong to the body; with `buffers="local"` it is body | head | buffers, and
-the buffers belong to no part that travels. Frozen parameters (`requires_grad=False`) have no columns: they are the
-same in every row, so nobody learns or sends them.
+the buffers belong to no part that travels. Frozen parameters (`requires_grad=False`) and buffers that are constants
+have no columns: they are the same in every row, so nobody learns or sends them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Layout:
 
         body = [(n, p.shape, "body") for n, p in params if n not in frozen and not inside(n, name)]
         top = [(n, p.shape, "head") for n, p in params if n not in frozen and inside(n, name)]
-        stats = [(n, b.shape, "buffer") for n, b in model.named_buffers() if b.is_floating_point()]
+        fixed = constants(model)
+        stats = [(n, b.shape, "buffer") for n, b in model.named_buffers() if n not in fixed]
         order = body + stats + top if buffers == "average" else body + top + stats
 
         slots: list[Slot] = []
@@ -176,7 +177,7 @@ class Layout:
     def tensors(self, rows: Tensor) -> dict[str, Tensor]:
         """Views with the row axis in front: {"conv1.weight": [K, 32, 3, 5, 5], ...}; no copies."""
         lead = rows.shape[:-1]
-        return {s.name: rows[..., s.start : s.stop].view(*lead, *s.shape) for s in self.slots}
+        return {s.name: rows[..., s.start : s.stop].view((*lead, *s.shape)) for s in self.slots}
 
     def row(self, model: nn.Module) -> Tensor:
         """The network's present weights and statistics as one row."""
@@ -194,6 +195,21 @@ class Layout:
             for slot_name, value in self.tensors(row).items():
                 own[slot_name].copy_(value)
         return model
+
+
+def constants(model: nn.Module) -> set[str]:
+    """Buffers that are no columns, the same for all: those that are no part of a network's state (`persistent=False`),
+    whole numbers, other precisions than float32, and masks that hold infinities."""
+    derived = {
+        f"{prefix}.{leaf}" if prefix else leaf
+        for prefix, owner in model.named_modules()
+        for leaf in owner._non_persistent_buffers_set
+    }
+    return {
+        n
+        for n, b in model.named_buffers()
+        if n in derived or b.dtype != torch.float32 or not (b.is_meta or bool(b.isfinite().all()))
+    }
 
 
 def inside(name: str, module: str) -> bool:

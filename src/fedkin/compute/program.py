@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedkin.compute import kernels
+from fedkin.compute.agreement import differs, mixes_samples
 from fedkin.compute.calls import users_line
 from fedkin.compute.forward import Context, Forward, Out, Unsupported
 from fedkin.compute.layers import RULES, LaterBias
 from fedkin.compute.layout import Layout, inside
-from fedkin.compute.noise import NOISE
+from fedkin.compute.noise import NOISE, REFUSED
+from fedkin.compute.probing import look_at
 from fedkin.compute.vmapped import Vmapped, aliases
-from fedkin.errors import UsageError
 
 
 def trace(model: nn.Module, layout: Layout, example: Tensor) -> Forward:
@@ -33,24 +34,21 @@ def trace(model: nn.Module, layout: Layout, example: Tensor) -> Forward:
     share a pass."""
     plain = Vmapped(model, layout)
     row = layout.row(model).unsqueeze(0)
-    _look_at_noise(plain, layout, row, example)
+    drawn = look_at(plain, layout, row, example)
     try:
         program = Program(model, layout)
-        if _agree(program, plain, layout, row, example):
+        if program.draws != len(drawn.shapes):
+            raise Unsupported("it draws noise elsewhere than in nn.Dropout")
+        plain.no_program = differs(program, plain, layout, row, example)
+        if not plain.no_program:
             return program
-        plain.no_program = "what its layers give one by one is not what it gives"
     except _NO_PROGRAM as error:
         plain.no_program = _reason(error)
-    if not _repeats(plain, layout, row, example):
-        raise UsageError(
-            f"{plain.name} draws random numbers that could not be repeated from a seed, and not with PyTorch: use "
-            "dropout, torch.rand or torch.randn, whose numbers are drawn from the run's seed, or draw "
-            "them when the network is made"
-        )
     try:
-        plain.together = _agree(plain, plain, layout, row, example)
-        if not plain.together:
-            plain.why_not = "it mixes the samples of a batch, or its rows"
+        plain.why_not = differs(plain, plain, layout, row, example)
+        plain.together = not plain.why_not
+        if not plain.together and mixes_samples(plain, layout, row, example):
+            plain.why_not = "it mixes the samples of a batch"
     except _NO_VMAP as error:
         plain.together = False
         plain.why_not = _reason(error)
@@ -63,63 +61,11 @@ def _reason(error: Exception) -> str:
     return f"{line} ({said})" if line else said
 
 
-_NO_PROGRAM = (Unsupported, fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError, AttributeError, KeyError)
+_NO_PROGRAM = (
+    *(Unsupported, fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError, AttributeError, KeyError),
+    *(ValueError, IndexError),
+)
 _NO_VMAP = (Unsupported, RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, IndexError)
-
-
-def _look_at_noise(plain: Vmapped, layout: Layout, row: Tensor, example: Tensor) -> None:
-    """Which noise the network draws while it trains, and along which axis of it the samples lie."""
-    counts = 3, 4
-    try:
-        with torch.no_grad():
-            few, more = (
-                plain.probe(layout.tensors(row.clone()), example[torch.arange(n) % len(example)]) for n in counts
-            )
-    except RuntimeError as error:
-        shape = tuple(example.shape[1:])
-        raise UsageError(f"{plain.name} cannot take samples of shape {shape}: {error}") from error
-    for call, shape in few.shapes.items():
-        other = more.shapes.get(call, shape)
-        grown = [i for i, (a, b) in enumerate(zip(shape, other, strict=False)) if a != b]
-        plain.drawn.axes[call] = grown[0] if grown else 0
-    plain.has_dropout = bool(few.shapes)
-    plain.has_batch_norm |= few.normed
-
-
-def _repeats(plain: Vmapped, layout: Layout, row: Tensor, example: Tensor) -> bool:
-    """Does training mode say the same twice?"""
-    context = Context(train=True, noise=torch.ones(1, dtype=torch.int64))
-    with torch.no_grad():
-        first, second = (plain(layout.tensors(row.clone()), example, 1, context) for _ in range(2))
-    return _close(first.logits, second.logits)
-
-
-def _agree(form: Forward, plain: Forward, layout: Layout, row: Tensor, example: Tensor) -> bool:
-    """Two different rows, three samples each and a fourth that does not count: does this form say what the network
-    says of the three?"""
-    noise = torch.randn(2, layout.width, generator=torch.Generator().manual_seed(0))
-    rows = row * (1 + 0.1 * noise)
-    x = example[torch.arange(8) % len(example)]
-    valid = (torch.arange(4) < 3).expand(2, 4)
-    keys = torch.tensor([1, 2])
-    with torch.no_grad():
-        for train in (False, True):
-            mine_rows, ref_rows = rows.clone(), rows.clone()
-            mine = form(layout.tensors(mine_rows), x, 2, Context(train, valid, keys if train else None))
-            for r in range(2):
-                own, few = layout.tensors(ref_rows[r : r + 1]), x[4 * r : 4 * r + 3]
-                ref = plain(own, few, 1, Context(train, noise=keys[r : r + 1] if train else None))
-                for a, b in ((mine.logits[r, :3], ref.logits[0]), (mine.features[r, :3], ref.features[0])):
-                    if a.shape != b.shape or not _close(a, b):
-                        return False
-            if not _close(mine_rows, ref_rows):  # running statistics
-                return False
-    return True
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    """Close as a whole: BatchNorm over three samples magnifies the rounding of single entries."""
-    return bool((a - b).norm() <= 1e-3 * b.norm() + 1e-6)
 
 
 @dataclass(frozen=True)
@@ -142,8 +88,12 @@ class Program:
     together = True
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        graph = fx.Tracer().trace(model)
-        modules = dict(model.named_modules())
+        twin = copy.deepcopy(model).train()  # whatever tracing leaves on it
+        graph = fx.Tracer().trace(twin)
+        modules = dict(twin.named_modules())
+        for name, module in modules.items():
+            if module._backward_hooks or module._backward_pre_hooks:
+                raise Unsupported(f"{name or 'the network'} has a backward hook")
         self.fixed = fixed_parameters(model, layout)
         self.aliases = aliases(model)
         self._alone: set[str] = set()  # layers that are frozen as a whole
@@ -180,6 +130,7 @@ class Program:
         self.ops = [replace(op, salt=next(noisy)) if type(op.layer) is nn.Dropout else op for op in ordered]
         layers = {type(op.layer) for op in self.ops}
         self.has_dropout = nn.Dropout in layers
+        self.draws = sum(isinstance(op.layer, nn.Dropout) and op.layer.p > 0 for op in self.ops)  # in a training pass
         self.has_batch_norm = bool({nn.BatchNorm1d, nn.BatchNorm2d} & layers)
         self._on_gpu = _pool_before_bias(self.ops, keep={self.features, self.logits})
         self.signature = "\n".join(
@@ -199,8 +150,10 @@ class Program:
         self.ops.append(Op(node.name, node.args, layer=copy.deepcopy(layer), target=target, users=len(node.users)))
 
     def _add_function(self, node: fx.Node, function: Callable[..., Any]) -> None:
-        if function in NOISE:
-            raise Unsupported(f"it calls {getattr(function, '__name__', function)} as a function")
+        if function in NOISE or (isinstance(function, _Method) and function.draws):
+            raise Unsupported(
+                f"it calls {getattr(function, '__name__', getattr(function, 'name', function))} as a function"
+            )
         self.ops.append(Op(node.name, node.args, dict(node.kwargs), function=function, users=len(node.users)))
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, rows: int, context: Context) -> Out:
@@ -252,6 +205,11 @@ class _Method:
     """`x.name(...)` as a function."""
 
     name: str
+
+    @property
+    def draws(self) -> bool:
+        found = getattr(Tensor, self.name, None)
+        return found in NOISE or found in REFUSED
 
     def __call__(self, x: Any, *args: Any, **options: Any) -> Any:
         if self.name == "view":  # images lie channels-last here; the network may have been written for the other order

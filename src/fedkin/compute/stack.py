@@ -79,11 +79,11 @@ class Stack:
         index, count = _places(order, work.rows.device), len(order)
         where = {slot.name: slice(slot.start, slot.stop) for slot in work.layout.slots}
         for name, t in self.params.items():
-            work.rows[index, where[name]] = t[:count].flatten(1)
+            work.rows[index, where[name]] = t[:count].reshape(count, -1)
         if work.moments is not None:
             for buffer, tensors in zip(work.moments.buffers, self.memory, strict=True):
                 for name, t in zip(work.learn, tensors, strict=True):
-                    buffer[index, where[name]] = t[:count].flatten(1)
+                    buffer[index, where[name]] = t[:count].reshape(count, -1)
             work.moments.steps[index] = self.taken[:count]
 
 
@@ -154,7 +154,7 @@ def step_rows(work: Work, stack: Stack, active: int, loss: Loss, batch: Batch, g
     weighed = values if batch.share is None else values * batch.share
     grads: Sequence[Tensor] = torch.autograd.grad(weighed.sum(), learn, materialize_grads=True)
     if work.measure:
-        return torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0)
+        return torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads]).sum(0)
     with torch.no_grad():
         moving = batch.size > 0
         if batch.ends is not None:

@@ -7,17 +7,21 @@ that the code calls, computes layers over rows where that is faster or necessary
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils import checkpoint
 
-from fedkin.compute.calls import Calls, Drawn
+from fedkin.compute.calls import Calls, Drawn, users_line
 from fedkin.compute.forward import Context, Out
 from fedkin.compute.layout import Layout, check_output
+from fedkin.errors import UsageError
 
 
 class Vmapped:
@@ -27,8 +31,12 @@ class Vmapped:
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self._template = copy.deepcopy(model).cpu()
+        for module in self._template.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                module.sparse = False  # the same gradient in another form, which rows have no use for
         self._layout = layout
-        self._idle: dict[str, list[_Copy]] = {}
+        self._idle: dict[str, list[Copy]] = {}
+        self._statistics = [s.name for s in layout.slots if s.kind == "buffer"]
         self.name = type(model).__name__
         self.drawn = Drawn()
         self.has_dropout = False
@@ -47,7 +55,9 @@ class Vmapped:
             self._borrowed(x.device) as network,
         ):
             if alone:
-                features, logits = self._run(network, {k: usual_order(v[0]) for k, v in tensors.items()}, x, context)
+                given = {k: v[0] for k, v in tensors.items()}
+                own = {k: usual_order(v) for k, v in given.items()}
+                features, logits = self._run(network, own, x, context)
                 features, logits = features.unsqueeze(0), logits.unsqueeze(0)
             else:
 
@@ -56,11 +66,16 @@ class Vmapped:
 
                 wide = {k: usual_order(v) if v.dim() == 5 else v for k, v in tensors.items()}
                 features, logits = vmap(one)(torch.arange(rows, device=x.device), wide, x.view(rows, -1, *x.shape[1:]))
+                given, own = dict(tensors), wide
+            if context.train:
+                for name in self._statistics:
+                    if own[name] is not given[name]:  # it was brought into another order first
+                        given[name].copy_(own[name])
         return Out(features.float(), logits.float())
 
     def _run(
         self,
-        network: _Copy,
+        network: Copy,
         own: Mapping[str, Tensor],
         x: Tensor,
         context: Context,
@@ -78,39 +93,56 @@ class Vmapped:
             with Calls(self.name, context, self.drawn, row, rows):
                 logits = network.module(x)
         check_output(self._template, logits, len(x))
+        if context.train:
+            network.write_back(own)
         features = network.caught[0] if network.caught else logits
         return features.flatten(1), logits
 
-    def probe(self, tensors: Mapping[str, Tensor], x: Tensor) -> Drawn:
-        """One training pass of one row, watched: what noise it draws."""
+    def fresh(self) -> Copy:
+        """A copy that has seen nothing."""
+        return Copy(copy.deepcopy(self._template), self._layout)
+
+    def probe(self, network: Copy, tensors: Mapping[str, Tensor], x: Tensor, train: bool, key: int = 1) -> Probed:
+        """One pass of one row through this copy, watched: what noise it draws."""
         drawn = Drawn()
-        context = Context(train=True, noise=torch.ones(1, dtype=torch.int64))
-        with self._borrowed(x.device) as network:
-            network.bind({k: usual_order(v[0]) for k, v in tensors.items()})
-            network.module.train()
-            network.caught.clear()
-            with Calls(self.name, context, drawn):
-                check_output(self._template, network.module(usual_order(x)), len(x))
-        return drawn
+        context = Context(train, noise=torch.full((1,), key, dtype=torch.int64) if train else None)
+        own = {k: usual_order(v[0]) for k, v in tensors.items()}
+        network.bind(own)
+        network.module.train(train)
+        network.caught.clear()
+        with Calls(self.name, context, drawn), plain_calls_only(self.name):
+            logits: Any = network.module(usual_order(x))
+        check_output(self._template, logits, len(x))
+        network.write_back(own)
+        return Probed(drawn, logits.detach(), {k: t.detach() for k, t in own.items()})
 
     @contextmanager
-    def _borrowed(self, device: torch.device) -> Iterator[_Copy]:
+    def _borrowed(self, device: torch.device) -> Iterator[Copy]:
         """A copy that nobody else uses meanwhile: rows are trained on several threads."""
         idle = self._idle.setdefault(str(device), [])
         try:
             found = idle.pop()
         except IndexError:
-            found = _Copy(copy.deepcopy(self._template).to(device), self._layout)
+            found = Copy(copy.deepcopy(self._template).to(device), self._layout)
         try:
             yield found
         finally:
             idle.append(found)
 
 
+@dataclass(frozen=True)
+class Probed:
+    """What a pass drew and gave, and what its row's tensors were afterwards."""
+
+    drawn: Drawn
+    logits: Tensor
+    after: Mapping[str, Tensor]
+
+
 ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 
-class _Copy:
+class Copy:
     """A copy of the network whose parameters are whatever tensors it is given."""
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
@@ -122,12 +154,15 @@ class _Copy:
         names = aliases(module)
         learnt = {s.name for s in layout.slots}
         self._places: list[tuple[dict[str, Any], str, str]] = []
+        self._statistics: list[tuple[dict[str, Any], str, str]] = []
         for prefix, owner in module.named_modules():
             for held in (owner._parameters, owner._buffers):
                 for leaf in held:
                     full = f"{prefix}.{leaf}" if prefix else leaf
                     if names.get(full, full) in learnt:
                         self._places.append((held, leaf, names.get(full, full)))
+                        if held is owner._buffers:
+                            self._statistics.append(self._places[-1])
         self._recurrent = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
 
     def bind(self, own: Mapping[str, Tensor]) -> None:
@@ -135,6 +170,44 @@ class _Copy:
             held[leaf] = own[name]
         for layer in self._recurrent:
             layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
+
+    def write_back(self, own: Mapping[str, Tensor]) -> None:
+        """Buffers that the network replaced (`self.mean = ...`) go to their row, as those written in place did."""
+        for held, leaf, name in self._statistics:
+            if held[leaf] is not own[name]:
+                _written(own[name], held[leaf], name)
+
+
+def _written(place: Tensor, value: object, name: str) -> None:
+    if not isinstance(value, Tensor) or value.shape != place.shape:
+        found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise UsageError(
+            f"the network replaces its buffer {name!r} of shape {list(place.shape)} by {found}: a client's buffers "
+            "keep their shapes; make it as large as it has to be, or keep it as an attribute that depends on no samples"
+        )
+    with torch.no_grad():
+        place.copy_(value)
+
+
+@contextmanager
+def plain_calls_only(network: str) -> Iterator[None]:
+    """Refuses `torch.utils.checkpoint` while a network is looked at: it would run layers again in the backward pass,
+    when other weights and other noise may be in place."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise UsageError(
+            f"{network} uses torch.utils.checkpoint ({users_line(sys._getframe())}): it runs layers again in the "
+            "backward pass, when another client's weights and noise may be in place; call them directly"
+        )
+
+    before = checkpoint._checkpoint_without_reentrant_generator
+    checkpoint._checkpoint_without_reentrant_generator = refused
+    checkpoint.CheckpointFunction.apply = refused  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        checkpoint._checkpoint_without_reentrant_generator = before
+        del checkpoint.CheckpointFunction.apply  # the inherited one again
 
 
 def aliases(model: nn.Module) -> dict[str, str]:

@@ -311,7 +311,7 @@ class Evaluation:
                 single = [gradient(moving, x[0], y[0]) for x, y in self._batches(k, data, 1)]
                 return torch.stack([torch.cat([g[n].flatten() for n in names]) for g in single])
             found = [per_sample(moving, x, y) for x, y in self._batches(k, data, self.training.batch)]
-            return torch.cat([torch.cat([g[n].flatten(1) for n in names], 1) for g in found])
+            return torch.cat([torch.cat([g[n].reshape(len(g[n]), -1) for n in names], 1) for g in found])
 
         return [one(k) for k in range(len(self))]
 

@@ -31,7 +31,9 @@ def first_network(
     A class or function is called with PyTorch's generator set to `seed`. Of a network, a copy: with init="seed" the
     parameters that learn are drawn anew by each layer's own `reset_parameters`, where every layer has one."""
     if not isinstance(given, nn.Module):
-        made = one_tensor(_made(given, seed, init), parts)
+        made = _made(given, seed, init)
+        _refuse_odd(made)  # before anything is hung on it
+        made = one_tensor(made, parts)
         return _copied(_sized(made, seed, example)), None
     network, kind = _sized(one_tensor(_copied(given), parts), seed, example), type(given).__name__
     if init == "given":
@@ -129,7 +131,25 @@ def _sized(network: nn.Module, seed: int, example: Tensor | None) -> nn.Module:
     return network.train(training)
 
 
+def _refuse_odd(network: nn.Module) -> None:
+    """What a copy would not do, or could not be copied."""
+    kind = type(network).__name__
+    if any(isinstance(m, torch.jit.ScriptModule) for m in network.modules()):
+        raise UsageError(
+            f"{kind} is compiled by torch.jit, or holds a part that is, and such code cannot be given the weights of "
+            "every client: give the nn.Module that it was made from"
+        )
+    for name, parameter in network.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise UsageError(
+                f"parameter {name!r} of {kind} has a hook on its gradient, which copies for the clients would not "
+                "have: change the gradient in the forward pass (a torch.autograd.Function), or by a backward hook of "
+                "its module (register_full_backward_hook)"
+            )
+
+
 def _copied(network: nn.Module) -> nn.Module:
+    _refuse_odd(network)
     if any(is_lazy(b) for b in network.buffers()):
         raise UsageError(
             f"{type(network).__name__} has a lazy BatchNorm that has no size yet, and PyTorch cannot copy it: run it "

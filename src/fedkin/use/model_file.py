@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fedkin.compute.layout import constants
 from fedkin.data.dataset import Array, Dataset
 from fedkin.data.targets import TARGETS
 from fedkin.errors import DataError, FedKinError, UsageError
@@ -108,9 +109,9 @@ class Personal:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The network's float parameters and statistics by name."""
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: value.detach() for name, value in own.items() if value.is_floating_point()}
+    """The network's parameters and statistics by name; buffers that are the same for all come with the network."""
+    own, fixed = {**dict(model.named_parameters()), **dict(model.named_buffers())}, constants(model)
+    return {name: value.detach() for name, value in own.items() if value.is_floating_point() and name not in fixed}
 
 
 def save(path: str | Path, model: nn.Module | Mapping[str, Tensor], card: Card) -> Path:
@@ -149,9 +150,11 @@ def load(path: str | Path, model: nn.Module | None = None) -> Personal:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} is no safetensors file, or a damaged one ({error})") from error
-    own = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    own = tensors_of(network)
     with torch.no_grad():
         for name, value in tensors.items():
+            if name not in own:
+                continue  # a constant that an earlier FedKin wrote
             if not value.isfinite().all():
                 raise DataError(f"{path}: {name!r} holds a value that is not finite; the file cannot be used")
             own[name].copy_(value)
@@ -176,7 +179,7 @@ def read_card(path: str | Path) -> Card:
 def _fitting(path: Path, card: Card, slices: Mapping[str, Any], given: nn.Module | None) -> nn.Module:
     """The network the weights belong to. The shapes are compared before it takes any memory."""
     if given is not None:
-        _compare(path, tensors_of(given), slices)
+        _compare(path, given, slices)
         return one_tensor(given, card.parts)
     if card.model is None:
         raise UsageError(
@@ -187,14 +190,15 @@ def _fitting(path: Path, card: Card, slices: Mapping[str, Any], given: nn.Module
         raise DataError(f"{path}: the network {card.model!r} is not in FedKin's list; update FedKin, or give it")
     try:
         with torch.device("meta"):
-            _compare(path, tensors_of(build(card.model, card.shape, card.classes, card.vocabulary)), slices)
+            _compare(path, build(card.model, card.shape, card.classes, card.vocabulary), slices)
         return build(card.model, card.shape, card.classes, card.vocabulary, card.seed)
     except (UsageError, RuntimeError, ValueError, TypeError, OverflowError) as error:
         raise DataError(f"{path}: its description does not make a network ({error})") from error
 
 
-def _compare(path: Path, wanted: Mapping[str, Tensor], slices: Mapping[str, Any]) -> None:
-    missing, extra = sorted(set(wanted) - set(slices)), sorted(set(slices) - set(wanted))
+def _compare(path: Path, network: nn.Module, slices: Mapping[str, Any]) -> None:
+    wanted = tensors_of(network)
+    missing, extra = sorted(set(wanted) - set(slices)), sorted(set(slices) - set(wanted) - constants(network))
     if missing or extra:
         what = f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r}, which the network has not"
         raise DataError(f"{path} {what}: the weights belong to another network")
