@@ -18,7 +18,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
-TRAIN, LOOK, RUNS, MAKE, DEPLOY = "Train", "Look at what there is", "Look at what was run", "Make your own", "Deploy"
+TRAIN, LOOK, RUNS, USE = "Train", "Look at what there is", "Look at what was run", "Use personal models"
+MAKE, DEPLOY = "Make your own", "Deploy"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Sets = Annotated[

@@ -124,11 +124,23 @@ def assignments(words: Sequence[str]) -> dict[str, str]:
 
 def run_config_of(target: str, settings: Mapping[str, Any], sets: Sequence[str]) -> Config:
     """The configuration of `fedkin run TARGET`: a method's name or a TOML file, with flags on top."""
+    settings = with_own_network(settings)
     values: dict[str, Any] = from_file(target) if is_file(target) else {"method": target}
     own = assignments(sets)
     given = {**values.get("options", {}), **own}
     with _several(own, "fedkin compare METHOD --grid"):
         return checked(make_config({**values, **settings, "options": given}))
+
+
+def with_own_network(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags, where --model FILE.py:NAME has run the file. A settings file can name no code: there the network's
+    name works beside --plugin FILE.py."""
+    own = settings.get("model")
+    if own is None or ".py" not in own:
+        return dict(settings)
+    from fedkin.plugins import as_model, names_network
+
+    return {**settings, "model": as_model(own)} if names_network(own) else dict(settings)
 
 
 def checked(config: Config) -> Config:
@@ -152,7 +164,12 @@ def checked(config: Config) -> Config:
 def check_names(config: Config) -> None:
     """Refuses wrong names at once: what follows imports torch, which takes seconds."""
     for setting, (kind, *others) in NAMED.items():
-        if setting != "data" or not _is_path(config.data):
+        if setting == "model" and ".py:" in (config.model or ""):
+            load()
+            from fedkin.models import MODELS
+
+            MODELS[str(config.model)]
+        elif setting != "data" or not _is_path(config.data):
             check_name(kind, getattr(config, setting), *others)
 
 
@@ -248,6 +265,7 @@ def grid_configs(
 
     Flags win over what the files say, lists included. Methods are evaluated at one point unless told otherwise. `say`
     hears which settings some runs go without."""
+    settings = with_own_network(settings)
     methods = [word for word in words if not is_file(word)]
     repeated = [m for i, m in enumerate(methods) if m in methods[:i]]
     if repeated:

@@ -184,7 +184,10 @@ def _fitting(path: Path, card: Card, slices: Mapping[str, Any], given: nn.Module
             "fedkin.use.model_file.load(path, model=YourNetwork())"
         )
     if card.model not in MODELS:
-        raise DataError(f"{path}: the network {card.model!r} is not in FedKin's list; update FedKin, or give it")
+        raise DataError(
+            f"{path}: the network {card.model!r} is not known here: run the file of yours that has it, with "
+            "--plugin FILE.py, or update FedKin"
+        )
     try:
         with torch.device("meta"):
             _compare(path, tensors_of(build(card.model, card.shape, card.classes, card.vocabulary)), slices)
