@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from rich.console import Console, Group, RenderableType
@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from fedkin.cli.console import ACCENT, on_terminal, seconds, size, sparkline, table
 from fedkin.cli.outcome import benign_only, threat
@@ -23,6 +24,10 @@ from fedkin.sweep.runner import Cell
 MOST_COLUMNS = 20  # of a table, that are spoken of at the start
 REFRESH = 8  # times a second
 HEADLINE_LINES = 8  # what a live table needs besides its rows
+GAP = 3  # columns between two numbers of a run
+MATTERS = ("failed", "removed")  # and are told however narrow the screen is, unless there are none
+LEAST = ("failed", "removed", "memory", "evaluating", "down", "up", "steps/s", "time")
+"""What a screen goes without that has no room for all, in this order."""
 OVER = ("done", "failed", "skipped", "interrupted")  # states in which nothing more comes
 
 
@@ -186,11 +191,19 @@ class LiveRun:
             "removed": _alarm(last.removed),
             "curve": f"[green]{sparkline([r.accuracy.macro for r in self._records], 20)}[/]",
         }
-        grid = Table.grid(padding=(0, 3))
+        for name in LEAST:
+            if _width(shown) > self._console.width and (name not in MATTERS or shown[name] == "0"):
+                del shown[name]
+        grid = Table.grid(padding=(0, GAP))
         grid.add_row(*(f"[dim]{name}[/]" for name in shown))
         grid.add_row(*shown.values())
         rest = left(self._remaining(last.round, self._rounds)) or "after the last round"
         return Group(self._bar, grid, self._turning.line(f"{clock}, {rest}"))
+
+
+def _width(shown: Mapping[str, str]) -> int:
+    """The columns that a screen must have for all of these side by side."""
+    return sum(max(len(name), Text.from_markup(value).cell_len) + GAP for name, value in shown.items()) - GAP
 
 
 def _with_unit(accuracy: Accuracy, value: float) -> str:
