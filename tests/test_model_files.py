@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -147,3 +148,21 @@ def test_a_settings_file_runs_no_code(tmp_path: Path) -> None:
     (tmp_path / "more" / "own.py").write_text(OWN)
     both = call("run", "fedavg", "--model", "more/own.py:Net", "--plugin", "own.py", *TINY)
     assert "another file of this name was run" in both.stderr
+
+
+def test_a_model_file_of_such_a_network_is_used_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        OWN.replace("nn.Linear(torch.Size(shape).numel(), classes)", "nn.LazyLinear(classes)").partition("made =")[0]
+    )
+    words = ["--model", "own.py:Net", *TINY, "--checkpoint-every", "1", "--json"]
+    run = Path(json.loads(call("run", "fedavg", *words).stdout)["run"])
+    assert call("export", run.name, "--to", "models", "--client", "client-0").exit_code == 0
+    digits = fk.data.load("digits")
+    np.savez("new.npz", x=digits.x[:3])
+    ask = ["predict", "--model", "models/client-0.safetensors", "--data", "new.npz", "--json"]
+    found = json.loads(call(*ask).stdout)
+    assert found["samples"] == 3
+    MODELS._files.clear()
+    refused = call(*ask)
+    assert refused.exit_code == 2
+    assert "--plugin FILE.py" in refused.stderr

@@ -9,6 +9,7 @@ import typer
 
 from fedkin.cli.console import guarded
 from fedkin.cli.flags import with_settings
+from fedkin.cli.spoken import Spoken
 
 app = typer.Typer(
     name="fedkin",
@@ -46,7 +47,7 @@ def command(
         prose = paragraphs(function.__doc__ or "")
         about = "\n\n".join([*prose, "[bold]Example[/]", lines])
         within.registered_commands[:] = [c for c in within.registered_commands if c.name != name]
-        within.command(name, rich_help_panel=panel, short_help=prose[0], help=about)(ready)
+        within.command(name, cls=Spoken, rich_help_panel=panel, short_help=prose[0], help=about)(ready)
         return function
 
     return add

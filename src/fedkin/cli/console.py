@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedkin.errors import FedKinError, UsageError
+from fedkin.cli.spoken import as_flags
+from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.options import said
 
 ACCENT = "cyan"
@@ -49,7 +50,7 @@ def _console(stream: Any, stderr: bool) -> Console:
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Ends a command as documented: 1 for a failure, 2 for wrong usage, 130 for Ctrl-C; never with a traceback."""
+    """Ends a command as documented, with no traceback: 1 for a failure, 2 for what cannot be used, 130 for Ctrl-C."""
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
@@ -63,8 +64,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
                     f"[yellow]{escape(str(error))} by {reason}.[/] Continue with: {resume_command(run)}", soft_wrap=True
                 )
                 raise typer.Exit(code) from None
-            complain(str(error))
-            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+            complain(as_flags(str(error)))
+            raise typer.Exit(2 if isinstance(error, UsageError | DataError) else 1) from None
         except KeyboardInterrupt:
             messages().print("\n[yellow]Stopped by Ctrl-C.[/] Nothing is left running.")
             raise typer.Exit(130) from None

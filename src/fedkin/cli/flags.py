@@ -20,6 +20,7 @@ from fedkin.options import Described, describe
 
 NOT_FLAGS = ("method", "options")  # the argument of `run`, and `--set`
 METAVARS = {"a whole number": "N", "a number": "X", "text": "TEXT"}
+TABLES = (".csv", ".parquet")
 YES_OR_NO = "true or false"
 NAMED: dict[str, tuple[str, ...]] = {
     "method": ("method",),
@@ -170,6 +171,8 @@ def check_names(config: Config) -> None:
 
             MODELS[str(config.model)]
         elif setting != "data" or not _is_path(config.data):
+            if setting == "data" and (config.data.endswith(TABLES) or "/" in config.data):
+                raise UsageError(f"--data {config.data}: no such file or folder")
             check_name(kind, getattr(config, setting), *others)
 
 

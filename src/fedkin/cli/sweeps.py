@@ -102,7 +102,7 @@ def compare(
     Every run has its folder. Runs that are finished are not done again, and runs that were interrupted continue: after
     Ctrl-C, give the same command again. A run that fails is shown as failed and does not stop the others. A run that
     diverged is marked, with the reason below the table. The exit status is 1 if a run failed, or if one diverged
-    without an attack.
+    without an attack, and 2 if all were refused before anything was trained.
 
     --devices spreads the runs over several devices, --jobs over several processes on one, and --together says how many
     of them train at once in each process. The results stay the same.
@@ -227,4 +227,4 @@ def show(
     if found.diverged:
         complain(f"{len(found.diverged)} of {len(found.cells)} runs diverged with everybody honest")
     if found.failed or found.diverged:
-        raise typer.Exit(1)
+        raise typer.Exit(2 if found.refused else 1)

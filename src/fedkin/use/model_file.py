@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fedkin.data.dataset import Array, Dataset
 from fedkin.data.targets import TARGETS
 from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.models import MODELS, Ready, Samples, build
+from fedkin.models import MODELS, Ready, Samples, begun, build
 from fedkin.models.inputs import one_tensor
 from fedkin.models.ready import WORDS, Kind
 from fedkin.parts import Part
@@ -35,6 +35,7 @@ from fedkin.rounds import inference
 FORMAT = 1
 KEY = "fedkin"
 LONGEST = 1 << 20  # characters of the description
+LARGEST_SAMPLE = 1 << 26  # numbers in a sample
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,16 @@ def _fitting(path: Path, card: Card, slices: Mapping[str, Any], given: nn.Module
             f"{path}: the network {card.model!r} is not known here: run the file of yours that has it, with "
             "--plugin FILE.py, or update FedKin"
         )
+    entry = MODELS[card.model]
     try:
+        if entry.given is not None:  # a user's own code, which may need real samples to find its sizes
+            if math.prod(card.shape) > LARGEST_SAMPLE:
+                raise ValueError(f"samples of shape {card.shape}")
+            example = torch.zeros(2, *card.shape, dtype=torch.int64 if card.kind == "int64" else torch.float32)
+            of_data = (card.shape, card.classes, card.vocabulary, card.seed)
+            network = begun(entry, *of_data, parts=card.parts, example=example)[0]
+            _compare(path, tensors_of(network), slices)
+            return network
         with torch.device("meta"):
             _compare(path, tensors_of(build(card.model, card.shape, card.classes, card.vocabulary)), slices)
         return build(card.model, card.shape, card.classes, card.vocabulary, card.seed)
