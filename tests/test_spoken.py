@@ -70,6 +70,7 @@ def test_what_cannot_be_used_is_refused_with_the_way_out(
         ("seed=3: taken", "--seed 3: taken"),
         ("augment=true needs images", "--augment needs images"),
         ("attack='lie:z=0.5': why", "--attack lie:z=0.5: why"),
+        ("--rule krum:malicious=-1: malicious='-1': accepts", "--rule krum:malicious=-1: malicious='-1': accepts"),
         ("its own option lr=0.1 is used", "its own option lr=0.1 is used"),
         ("x.toml: rounds=0: accepts", "x.toml: rounds=0: accepts"),
         ("write VALUE, as in lr=0.01,0.1", "write VALUE, as in --lr 0.01,0.1"),

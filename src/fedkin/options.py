@@ -66,7 +66,9 @@ def validated(schema: type[T], values: Mapping[str, Any], where: str = "") -> T:
         if name not in fields:
             who = where or "this"
             raise UsageError(
-                f"{who} has no option {raw!r}: {meant(raw, fields)}" if fields else f"{who} has no options of its own"
+                f"{who} has no option {raw!r}: {meant(raw, fields)}"
+                if fields
+                else f"{who} has no options of its own: leave {raw!r} out"
             )
         built[name] = _convert(name, hints[name], value, fields[name])
     try:

@@ -28,7 +28,8 @@ Sets = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="One of the method's own options; can be repeated."),
 ]
 RunsDir = Annotated[
-    str | None, typer.Option("--runs-dir", metavar="DIR", help="Where runs are kept [FEDKIN_RUNS, else ./runs].")
+    str | None,
+    typer.Option("--runs-dir", metavar="DIR", help="Where runs are kept (default: FEDKIN_RUNS, else ./runs)."),
 ]
 
 

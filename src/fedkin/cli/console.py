@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 
@@ -106,9 +106,25 @@ def plain(value: Any) -> Any:
     return value
 
 
+class Titled(Table):
+    """A table whose title and caption may be wider than the table."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        title, caption = self.title, self.caption
+        self.title = self.caption = None
+        try:
+            if title:
+                yield console.render_str(title, style="bold") if isinstance(title, str) else title
+            yield from super().__rich_console__(console, options)
+            if caption:
+                yield console.render_str(caption, style="dim italic") if isinstance(caption, str) else caption
+        finally:
+            self.title, self.caption = title, caption
+
+
 def table(title: str | None, *columns: str, right: Sequence[str] = (), caption: str | None = None) -> Table:
     """An empty table in the house style; the columns in `right` hold numbers. Narrow screens get it without padding."""
-    made = Table(
+    made = Titled(
         title=title,
         title_justify="left",
         title_style="bold",

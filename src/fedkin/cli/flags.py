@@ -157,7 +157,11 @@ def checked(config: Config) -> Config:
     check_attack(config.attack)
     check_rule(config.rule)
     check_rates(config)
-    resolved = asdict(options_of(kind, config.options, config.method))
+    try:
+        resolved = asdict(options_of(kind, config.options, config.method))
+    except UsageError as error:
+        whose = f"{config.method}'s option " if str(error).partition("=")[0] in config.options else ""
+        raise UsageError(f"{whose}{error}") from None
     options = {name: resolved.get(name.replace("-", "_"), value) for name, value in config.options.items()}
     return replace(config, options=options)
 

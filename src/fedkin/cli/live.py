@@ -104,8 +104,8 @@ def accuracy_of(config: Config) -> str:
 class PlainRun:
     """A listener that writes lines."""
 
-    def __init__(self, console: Console, prefix: str = "") -> None:
-        self._console, self._prefix, self._rounds, self._accuracy = console, prefix, 0, "accuracy"
+    def __init__(self, console: Console) -> None:
+        self._console, self._rounds, self._accuracy = console, 0, "accuracy"
         self._before: RoundRecord | None = None
 
     def __enter__(self) -> PlainRun:
@@ -120,7 +120,7 @@ class PlainRun:
             for line in (headline(event), *columns_said(event), *event.remarks):
                 self.say(line)
         else:
-            self.say(self._prefix + round_line(event, self._rounds, self._accuracy, self._before))
+            self.say(round_line(event, self._rounds, self._accuracy, self._before))
             self._before = event
 
     def say(self, line: str) -> None:
@@ -231,6 +231,8 @@ class GridScreen(AbstractContextManager["GridScreen"]):
             cell.varied = self._varied
         self._live: Live | None = None
         self._ended = False
+        self._told = {cell for cell in cells if cell.state == "skipped"}
+        self._said: set[str] = set()
         self._turning, self._begun = Turning(), dict[Cell, Remaining]()
         if on_terminal(console):
             self._live = Live(
@@ -250,17 +252,41 @@ class GridScreen(AbstractContextManager["GridScreen"]):
         if self._live:
             self._ended = True
             self._live.stop()
+        self._tell()
 
     def listener(self, cell: Cell) -> Callable[[Event], None]:
-        say = None if self._live else PlainRun(self._console, f"{cell.name}  ")
         note = self._noting(cell)
 
         def hear(event: Event) -> None:
             note(event)
-            if say:
-                say(event)
+            self._tell()
+            if isinstance(event, Prepared) and not self._live:
+                for line in (*columns_said(event), *event.remarks):
+                    self._once(line)
 
         return hear
+
+    def _once(self, line: str) -> None:
+        """What holds for many runs is said at the first of them."""
+        if line not in self._said:
+            self._said.add(line)
+            self._console.print(escape(line), soft_wrap=True)
+
+    def _tell(self) -> None:
+        """Prints, without a terminal, a line for each run that has ended since the last time."""
+        for cell in self._cells:
+            if self._live or cell in self._told or cell.state != "done" or not cell.records:
+                continue
+            self._told.add(cell)
+            last, name = cell.records[-1], accuracy_of(cell.config)
+            a, odd = last.accuracy, "  diverged" if cell.outcome is not None and cell.outcome.diverged else ""
+            self._console.print(
+                escape(
+                    f"{cell.name}  round {last.round}/{cell.config.rounds}  {_called(name, last)} {a.said(a.macro)}  "
+                    f"worst decile {a.said(a.worst_decile)}  {seconds(last.wall)}{odd}"
+                ),
+                soft_wrap=True,
+            )
 
     def _noting(self, cell: Cell) -> Callable[[Event], None]:
         """Keeps what is heard of a run, and when it began."""

@@ -17,6 +17,10 @@ from fedkin.robust import Adversary, Attack, make_attack
 from fedkin.rounds import Result, named_spec
 
 MOST_NAMES = 30
+CHOSEN = {
+    "test": "the best round on test data, by micro accuracy (--validation-share chooses without them)",
+    "validation": "the best round on validation samples, by the mean over clients",
+}
 
 
 def attackers(config: Config, clients: int) -> int:
@@ -86,14 +90,13 @@ def summarise(result: Result) -> None:
     benign = benign_only(result.config)
     what = result.accuracy.metric
     whose = f"{what} of {len(result.per_client) - len(result.malicious)} benign clients" if benign else what
-    which = "kept, best on validation" if result.config.keep == "best" else "last round"
+    best = result.config.keep == "best"
+    which = f"kept: best round ({result.kept.round})" if best else f"last round ({result.kept.round})"
+    by = "validation" if result.best_by == "validation" else "test data"
     reached = (
-        (f"{which} ({result.kept.round})", result.accuracy),
-        (
-            f"best round ({result.best.round}{', on validation' if result.best_by != 'test' else ''})",
-            result.best.accuracy,
-        ),
-        *(((f"{which}, validation", aside),) if (aside := result.validation) is not None else ()),
+        (which, result.accuracy),
+        *(() if best else ((f"best round ({result.best.round}), by {by}", result.best.accuracy),)),
+        *(((f"{which}, on validation samples", aside),) if (aside := result.validation) is not None else ()),
     )
     out = screen()
     out.print(
@@ -104,6 +107,7 @@ def summarise(result: Result) -> None:
         "method": escape(" ".join([result.method, *(f"{k}={v}" for k, v in result.options.items())])),
         "evaluated": f"{_point(result)}; macro: mean over clients, micro: over test samples",
         **_others(result),
+        "chosen": CHOSEN[result.best_by],
         **_hostility(result),
         "split": f"{prepared.split_hash}, seed {result.seed}",
         "sent": f"{size(sent['down'])} down, {size(sent['up'])} up",
@@ -131,7 +135,11 @@ def _others(result: Result) -> dict[str, str]:
 def _point(result: Result) -> str:
     """When models were evaluated, and who chose that."""
     said = POINTS[result.prepared.eval_point]
-    return f"{said} ({result.method}'s own point)" if result.config.eval_point == "auto" else said
+    return (
+        f"{said} (the point that {result.method} names; --eval-point chooses another)"
+        if result.config.eval_point == "auto"
+        else said
+    )
 
 
 def _memory(result: Result) -> dict[str, str]:

@@ -31,8 +31,9 @@ _SAID = re.compile(rf"(?<![\w.=+:,-])(?<!option )({_SETTINGS})=('[^']*'|[^\s,;()
 
 
 def as_flags(text: str) -> str:
-    """A refusal with flags in place of settings: attack='sf' is --attack sf. What a settings file says stays."""
-    return text if ".toml" in text else _SAID.sub(_flag, text)
+    """A refusal with flags in place of settings: attack='sf' is --attack sf. What a settings file says stays, and so do
+    the options of what a flag names."""
+    return text if ".toml" in text or text.startswith("--") else _SAID.sub(_flag, text)
 
 
 def _flag(found: re.Match[str]) -> str:

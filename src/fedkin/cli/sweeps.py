@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -145,7 +146,21 @@ def compare(
         )
     if found.results:
         _write(found, markdown, latex, csv)
-    show(found, json)
+    show(found, json, closing=lambda grid: _next(grid, runs_dir=settings.get("runs_dir")))
+
+
+NAMED = 4  # runs that are named one by one in a command to copy
+
+
+def _next(found: Any, runs_dir: str | None) -> list[str]:
+    """What to look at now."""
+    runs = [c.run for c in found.cells if c.run is not None]
+    where = f" --runs-dir {shlex.quote(runs_dir)}" if runs_dir is not None else ""
+    which = " ".join(map(shlex.quote, runs)) if len(runs) <= NAMED else "all"
+    return [
+        f"[dim]next:[/] fedkin report {escape(which + where)}  [dim](figures)[/]   fedkin web{escape(where)}  "
+        "[dim](all runs in the browser)[/]"
+    ]
 
 
 def _points(configs: Sequence[Any]) -> str:
@@ -213,7 +228,7 @@ def show(
         out = screen()
         out.print(summary_table(found))
         for sentence in closing(found) if closing and found.signal is None else []:
-            out.print(sentence)
+            out.print(sentence if sentence.startswith("  ") else f"\n{sentence}")
     if found.signal is not None:
         left = sum(c.state in ("interrupted", "waiting") for c in found.cells)
         name = "Ctrl-C" if found.signal == 2 else "SIGTERM"
