@@ -432,7 +432,7 @@ def test_comparisons_summarise_over_seeds() -> None:
     ("settings", "words"),
     [
         ({"method": "fedavgg"}, "did you mean 'fedavg"),
-        ({"options": {"mu": 1}}, "unknown option of method 'fedavg'"),
+        ({"options": {"mu": 1}}, "method 'fedavg' has no options of its own"),
         ({"method": "ditto", "options": {"lam": -1}}, "lam=-1"),
         ({"way": "fast"}, "unknown way"),
         ({"way": "graph"}, "needs a CUDA device"),

@@ -133,7 +133,7 @@ def test_types_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'count'"):
         validated(Schema, {"cuont": 1})
-    with pytest.raises(UsageError, match="option of method 'x' 'zzz': known: count, "):
+    with pytest.raises(UsageError, match="method 'x' has no option 'zzz': known: count, "):
         validated(Schema, {"zzz": 1}, "method 'x'")
 
 

@@ -248,7 +248,7 @@ right = ["*"]
     [
         ("[settings]", "[settings", "not valid TOML"),
         ('title = "A small paper"', "", "'title' is missing"),
-        ("lr = 0.05", "learning_rate = 0.05", "unknown option of a run 'learning_rate'"),
+        ("lr = 0.05", "learning_rate = 0.05", "a run has no option 'learning_rate'"),
         ("lr = 0.05", "lr = -1", "lr=-1"),
         ('metric = "micro"', 'metric = "mikro"', "unknown metric 'mikro': did you mean 'micro'"),
         ('metric = "micro"', 'metric = "rounds_to"', "rounds_to takes the accuracy"),

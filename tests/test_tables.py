@@ -446,3 +446,24 @@ def test_a_column_that_32_bits_blur_is_told_unless_it_is_scaled(tmp_path: Path) 
     plan = {**SMALL, "model": "linear", "scale": "local"}
     told = fk.run("local", clients=[made.drop(columns="label")], task="regression", label="due", **plan).remarks
     assert any("column 'due' runs" in r for r in told)
+
+
+def test_a_table_that_nobody_scaled_is_said_before_it_trains_and_where_it_diverges(tmp_path: Path) -> None:
+    plain = fk.run("fedavg", clients=[(f[["dose"]].assign(label=f["label"])) for f in FRAMES.values()], **SMALL)
+    assert "column dose has mean " in plain.remarks[0]
+    assert plain.remarks[0].endswith("--scale local standardises them")
+    clients = [(f[["dose"]].assign(label=f["label"])) for f in FRAMES.values()]
+    assert not any("--scale" in r for r in fk.run("fedavg", clients=clients, scale="local", **SMALL).remarks)
+    broken = fk.run("fedavg", clients=clients, lr=1e25, **SMALL)
+    assert "so may scaling the table's columns (--scale local)" in str(broken.diverged)
+    scaled = fk.run("fedavg", clients=clients, scale="local", lr=1e25, **SMALL)
+    assert "--scale" not in str(scaled.diverged)
+
+
+def test_a_column_that_may_say_whose_a_row_is(tmp_path: Path) -> None:
+    whole = pd.concat([f[["smokes", "label"]].assign(hospital=name) for name, f in FRAMES.items()])
+    whole.to_csv(tmp_path / "all.csv", index=False)
+    data = {"data": str(tmp_path / "all.csv"), **SMALL}
+    dealt = fk.run("fedavg", clients=3, partition="iid", **data)
+    assert "column hospital has 3 words and may say whose a row is" in dealt.remarks[0]
+    assert "hospital" not in str(fk.run("fedavg", client_column="hospital", **data).remarks)

@@ -8,6 +8,7 @@ import pty
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,6 +72,23 @@ def test_a_run_shows_life_before_its_first_round_and_what_is_left_after_it() -> 
     assert "the first round, 0." in seen[0]
     assert " left" in seen[1]
     assert "after the last round" in seen[2]
+
+
+@pytest.mark.parametrize(("width", "removed"), [(80, 0), (80, 2), (140, 0)])
+def test_a_narrow_screen_shows_fewer_numbers_and_each_of_them_whole(width: int, removed: int) -> None:
+    narrow = Console(file=Terminal(), force_terminal=True, width=width, height=30, legacy_windows=False)
+    shown = LiveRun(narrow)
+    run_config(Config(**{**SMALL, "attack": "ipm"}), on_event=shown)
+    shown._records[-1] = replace(shown._records[-1], removed=removed)
+    to = Console(file=io.StringIO(), width=width, height=30)
+    to.print(shown._render())
+    lines = str(to.file.getvalue()).splitlines()  # type: ignore[attr-defined]
+    assert not any("…" in line for line in lines)
+    heads = lines[1]
+    assert "benign accuracy" in heads
+    assert "worst decile" in heads
+    assert ("removed" in heads) is (bool(removed) or width > 110)
+    assert ("memory" in heads) is (width > 110)
 
 
 def test_a_grid_shows_how_far_it_is_and_what_is_left() -> None:

@@ -124,7 +124,10 @@ class Config:
         None, "the folder that holds data sets (default: FEDKIN_DATA, else the user's cache)", group=DATA
     )
     model: str | None = option(
-        None, "the network; `fedkin models` lists them (default: one that suits the data)", group=MODEL
+        None,
+        "the network; `fedkin models` lists them; or one of your own, FILE.py:NAME, which runs that file as --plugin "
+        "does (default: one that suits the data)",
+        group=MODEL,
     )
     head: str | None = option(
         None,
@@ -139,7 +142,7 @@ class Config:
     )
     init: Literal["seed", "given"] = option(
         "seed",
-        "first weights of a network of your own (from Python): drawn from the seed, or those that it came with",
+        "first weights of a network of your own: drawn from the seed, or those that it came with",
         group=MODEL,
     )
     buffers: Literal["average", "local"] = option(

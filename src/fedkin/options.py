@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fedkin.errors import UsageError, unknown
+from fedkin.errors import UsageError, meant
 
 T = TypeVar("T")
 
@@ -66,7 +66,12 @@ def validated(schema: type[T], values: Mapping[str, Any], where: str = "") -> T:
     for raw, value in values.items():
         name = raw.replace("-", "_")
         if name not in fields:
-            raise unknown(f"option{' of ' + where if where else ''}", raw, fields)
+            who = where or "this"
+            raise UsageError(
+                f"{who} has no option {raw!r}: {meant(raw, fields)}"
+                if fields
+                else f"{who} has no options of its own: leave {raw!r} out"
+            )
         built[name] = _convert(name, hints[name], value, fields[name])
     try:
         return schema(**built)

@@ -28,7 +28,7 @@ class Plugin:
         """Whether a run depends on it: one of its names stands somewhere in the settings."""
         keys = ("method", "task", "attack", "rule", "lr_schedule", "model", "data", "partition")
         said = [getattr(config, k) or "" for k in keys] + [str(v) for v in config.options.values()]
-        return any(name in text for name in self.names for text in said)
+        return any(name in text for name in (*self.names, f"{Path(self.path).name}:") for text in said)
 
 
 class _Source(SourceLoader):
@@ -60,6 +60,8 @@ def load(path: str | Path) -> Plugin:
     sha = hashlib.sha256(content).hexdigest()
     if place in _loaded and _loaded[place].sha256 == sha:
         return _loaded[place]
+    from fedkin.models import MODELS
+
     before = [dict(r.items()) for r in _registries()]
     name = _module(place)
     spec = importlib.util.spec_from_loader(name, _Source(place, content), origin=place)
@@ -73,6 +75,7 @@ def load(path: str | Path) -> Plugin:
         raise UsageError(f"plugin {str(path)!r}: {error}") from None
     except Exception as error:
         raise UsageError(f"plugin {str(path)!r} cannot be used: {_where(error, place)}") from error
+    MODELS.file(place, vars(module))
     now = [dict(r.items()) for r in _registries()]
     names = [n for old, new in zip(before, now, strict=True) for n in new if new[n] is not old.get(n)]
     _loaded[place] = Plugin(place, sha, tuple(names))
@@ -82,14 +85,35 @@ def load(path: str | Path) -> Plugin:
 def own_network(where: str) -> Any:
     """What a file calls by this name, `my_net.py:Net`: a network, its class or a function that makes one. The file is
     run, and registers what it registers."""
+    from fedkin.models.registered import networks_in
+
     path, _, name = where.rpartition(":")
     if not path:
         raise UsageError(f"{where!r}: give a file and what it calls the network, my_net.py:Net")
     module = sys.modules[_module(load(path).path)]
     if not hasattr(module, name):
-        own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__]
-        raise unknown(f"name in {path}", name, own)
+        raise unknown(f"name in {path}", name, networks_in(vars(module)))
     return getattr(module, name)
+
+
+def names_network(word: str | None) -> bool:
+    """Whether somebody means a network in a file of theirs, FILE.py:NAME."""
+    return word is not None and (word.endswith(".py") or word.rpartition(":")[0].endswith(".py"))
+
+
+def as_model(where: str) -> str:
+    """Runs the file in FILE.py:NAME; the name under which its network is a setting, and is found wherever the file is
+    run as a plugin: that of the file without its folder, and that of the network."""
+    from fedkin.models import MODELS
+
+    own_network(where)
+    path, _, name = where.rpartition(":")
+    place, file = str(Path(path).resolve()), Path(path).name
+    other = next((p.path for p in _loaded.values() if Path(p.path).name == file and p.path != place), None)
+    if other is not None:
+        raise UsageError(f"--model {where}: another file of this name was run, {other}; give one of them another name")
+    MODELS[f"{file}:{name}"]  # refused where it cannot serve
+    return f"{file}:{name}"
 
 
 def loaded() -> list[Plugin]:
@@ -154,4 +178,15 @@ def _where(error: Exception, place: str) -> str:
     return f"{f'line {line}: ' if line else ''}{type(error).__name__}: {said}"
 
 
-__all__ = ["Plugin", "facts", "identity_of", "load", "loaded", "own_network", "require", "used_by"]
+__all__ = [
+    "Plugin",
+    "as_model",
+    "facts",
+    "identity_of",
+    "load",
+    "loaded",
+    "names_network",
+    "own_network",
+    "require",
+    "used_by",
+]

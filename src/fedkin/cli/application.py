@@ -9,6 +9,7 @@ import typer
 
 from fedkin.cli.console import guarded
 from fedkin.cli.flags import with_settings
+from fedkin.cli.spoken import Spoken
 
 app = typer.Typer(
     name="fedkin",
@@ -18,7 +19,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
-TRAIN, LOOK, RUNS, MAKE, DEPLOY = "Train", "Look at what there is", "Look at what was run", "Make your own", "Deploy"
+TRAIN, LOOK, RUNS, USE = "Train", "Look at what there is", "Look at what was run", "Use personal models"
+MAKE, DEPLOY = "Make your own", "Deploy"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Sets = Annotated[
@@ -26,7 +28,8 @@ Sets = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="One of the method's own options; can be repeated."),
 ]
 RunsDir = Annotated[
-    str | None, typer.Option("--runs-dir", metavar="DIR", help="Where runs are kept [FEDKIN_RUNS, else ./runs].")
+    str | None,
+    typer.Option("--runs-dir", metavar="DIR", help="Where runs are kept (default: FEDKIN_RUNS, else ./runs)."),
 ]
 
 
@@ -45,7 +48,7 @@ def command(
         prose = paragraphs(function.__doc__ or "")
         about = "\n\n".join([*prose, "[bold]Example[/]", lines])
         within.registered_commands[:] = [c for c in within.registered_commands if c.name != name]
-        within.command(name, rich_help_panel=panel, short_help=prose[0], help=about)(ready)
+        within.command(name, cls=Spoken, rich_help_panel=panel, short_help=prose[0], help=about)(ready)
         return function
 
     return add

@@ -44,7 +44,9 @@ def join(
     ] = "",
     epochs: Annotated[
         int | None,
-        typer.Option("--epochs", metavar="N", help="Epochs for which a newcomer trains [what the method needs]."),
+        typer.Option(
+            "--epochs", metavar="N", help="Epochs for which a newcomer trains (default: what the method needs)."
+        ),
     ] = None,
     save: Annotated[
         str | None, typer.Option("--save", metavar="DIR", help="Write the models into a folder, for fedkin predict.")
@@ -52,7 +54,9 @@ def join(
     label: Annotated[
         str, typer.Option("--label", metavar="NAME", help="The column of a table that holds the labels.")
     ] = "label",
-    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda, ... [the run's].")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda, ... (default: the run's).")
+    ] = None,
     runs_dir: RunsDir = None,
     plugin: Plugins = None,
     json: Json = False,

@@ -47,8 +47,8 @@ WELCOME = """
 Start with [cyan]fedkin demo[/], then [cyan]fedkin compare fedavg ditto fedper[/]. Nothing needs a network: the data
 set [cyan]digits[/] is included. Every command shows an example: [cyan]fedkin run --help[/].
 
-Exit status: 0 if all went well, 1 if a run failed or diverged, 2 if the command was wrong, 130 after Ctrl-C, 143 after
-    SIGTERM.
+Exit status: 0 if all went well, 1 if a run failed or diverged, 2 if the command or its data cannot be used, 130 after
+    Ctrl-C, 143 after SIGTERM.
 """
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 
-from fedkin.errors import FedKinError, UsageError
+from fedkin.cli.spoken import as_flags
+from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.options import said
 from fedkin.rounds.words import seconds
 
@@ -50,7 +51,7 @@ def _console(stream: Any, stderr: bool) -> Console:
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Ends a command as documented: 1 for a failure, 2 for wrong usage, 130 for Ctrl-C; never with a traceback."""
+    """Ends a command as documented, with no traceback: 1 for a failure, 2 for what cannot be used, 130 for Ctrl-C."""
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
@@ -64,8 +65,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
                     f"[yellow]{escape(str(error))} by {reason}.[/] Continue with: {resume_command(run)}", soft_wrap=True
                 )
                 raise typer.Exit(code) from None
-            complain(str(error))
-            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+            complain(as_flags(str(error)))
+            raise typer.Exit(2 if isinstance(error, UsageError | DataError) else 1) from None
         except KeyboardInterrupt:
             messages().print("\n[yellow]Stopped by Ctrl-C.[/] Nothing is left running.")
             raise typer.Exit(130) from None
@@ -106,9 +107,25 @@ def plain(value: Any) -> Any:
     return value
 
 
+class Titled(Table):
+    """A table whose title and caption may be wider than the table."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        title, caption = self.title, self.caption
+        self.title = self.caption = None
+        try:
+            if title:
+                yield console.render_str(title, style="bold") if isinstance(title, str) else title
+            yield from super().__rich_console__(console, options)
+            if caption:
+                yield console.render_str(caption, style="dim italic") if isinstance(caption, str) else caption
+        finally:
+            self.title, self.caption = title, caption
+
+
 def table(title: str | None, *columns: str, right: Sequence[str] = (), caption: str | None = None) -> Table:
     """An empty table in the house style; the columns in `right` hold numbers. Narrow screens get it without padding."""
-    made = Table(
+    made = Titled(
         title=title,
         title_justify="left",
         title_style="bold",

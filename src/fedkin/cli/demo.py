@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from fedkin.cli.live import GridScreen
 from fedkin.data import load
 from fedkin.methods import METHODS
 from fedkin.robust import ATTACKS
-from fedkin.rounds import Event
 from fedkin.rounds.words import seconds
 from fedkin.sweep.runner import Cell
 from fedkin.sweep.statistics import Outcome
@@ -36,6 +35,10 @@ SETTINGS = {
 }
 LEFT_OUT = "fedavg-ft"
 """A comparison evaluates models as received, and there this method is the same as fedavg."""
+WHOSE = (
+    "In the table the column without an attack is of all clients, and those under an attack are of the benign ones. "
+    "Below, both numbers are of the same benign clients."
+)
 HOLDS = 5.0
 """A method holds under attack if its benign clients lose less than this many points."""
 
@@ -49,22 +52,14 @@ class DemoScreen(GridScreen):
         self._methods: dict[str, list[Cell]] = {}
         for cell in cells:
             self._methods.setdefault(cell.config.method, []).append(cell)
-        self._told: set[str] = set()
+        self._over: set[str] = set()
         super().__init__(cells, console, title)
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        self._tell()
-
-    def listener(self, cell: Cell) -> Callable[[Event], None]:
-        self._tell()
-        return self._noting(cell)
 
     def _tell(self) -> None:
         """Prints the methods that have finished since the last time."""
         for method, cells in self._methods.items():
-            if not self._live and method not in self._told and all(c.state in ("done", "failed") for c in cells):
-                self._told.add(method)
+            if not self._live and method not in self._over and all(c.state in ("done", "failed") for c in cells):
+                self._over.add(method)
                 wall = seconds(sum(c.records[-1].wall for c in cells if c.records))
                 said = "  ".join(f"{_condition(c.config.attack)} {_reached(c):>6}" for c in cells)
                 self._console.print(f"{method:<10} {said}  in {wall}", soft_wrap=True)
@@ -101,7 +96,7 @@ def next_steps(folder: Path) -> list[str]:
         f"{here} run fedcap --data {shlex.quote(str(example))} --clients 10": "train on your own data: "
         "put your file, with arrays x and y, in place of this one",
     }
-    return ["[bold]What to do next[/]", *(f"  {escape(c)}\n      {about}" for c, about in commands.items())]
+    return ["\n[bold]What to do next[/]", *(f"  {escape(c)}\n      {about}" for c, about in commands.items())]
 
 
 def program() -> str:
@@ -129,6 +124,8 @@ def sentences(grid: Grid) -> list[str]:
         under.setdefault(result.config.attack, {})[result.method] = result
     honest = under.pop("none", {})
     said = _honest(grid, {row["method"]: row for row in grid.rows() if row["attack"] == "none"})
+    if said and under:
+        said.append(WHOSE)
     return said + [line for attack, results in under.items() for line in _attacked(attack, results, honest)]
 
 
@@ -148,7 +145,7 @@ def _honest(grid: Grid, rows: dict[str, dict[str, Any]]) -> list[str]:
         samples = sum(c.test_samples for c in grid.results[0].per_client)
         said.append(
             f"Training alone (local) reaches {_of(alone, 'macro')}, {_against(alone, best)} {best['method']}; "
-            f"one test sample in {samples} is {100 / samples:.1f} points."
+            f"with the {samples} test samples that all clients have, one more or less is {100 / samples:.1f} points."
         )
     said.append(
         f"All models are evaluated as received. {LEFT_OUT} is left out, because it is the same as fedavg then; to "

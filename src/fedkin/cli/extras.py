@@ -14,8 +14,8 @@ Plugins = Annotated[
     typer.Option(
         "--plugin",
         metavar="FILE.py",
-        help="Run this file of your own first: it registers methods, attacks "
-        "or rules. Can be repeated. Give only files that you trust.",
+        help="Run this file of your own first: it registers methods, attacks, "
+        "rules, networks, tasks or data. Can be repeated. Give only files that you trust.",
     ),
 ]
 SinkFlags = Annotated[

@@ -20,6 +20,7 @@ from fedkin.options import Described, describe
 
 NOT_FLAGS = ("method", "options")  # the argument of `run`, and `--set`
 METAVARS = {"a whole number": "N", "a number": "X", "text": "TEXT"}
+TABLES = (".csv", ".parquet")
 YES_OR_NO = "true or false"
 SHORTER = {"start_from": ("--from",)}
 """Other names of flags, where a setting cannot be called so in Python."""
@@ -128,11 +129,23 @@ def assignments(words: Sequence[str]) -> dict[str, str]:
 
 def run_config_of(target: str, settings: Mapping[str, Any], sets: Sequence[str]) -> Config:
     """The configuration of `fedkin run TARGET`: a method's name or a TOML file, with flags on top."""
+    settings = with_own_network(settings)
     values: dict[str, Any] = from_file(target) if is_file(target) else {"method": target}
     own = assignments(sets)
     given = {**values.get("options", {}), **own}
     with _several(own, "fedkin compare METHOD --grid"):
         return checked(make_config({**values, **settings, "options": given}))
+
+
+def with_own_network(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags, where --model FILE.py:NAME has run the file. A settings file can name no code: there the network's
+    name works beside --plugin FILE.py."""
+    own = settings.get("model")
+    if own is None or ".py" not in own:
+        return dict(settings)
+    from fedkin.plugins import as_model, names_network
+
+    return {**settings, "model": as_model(own)} if names_network(own) else dict(settings)
 
 
 def checked(config: Config) -> Config:
@@ -152,13 +165,25 @@ def checked(config: Config) -> Config:
         from fedkin.runs import origin
 
         config = origin.resolved(config)
-    return replace(config, options=given_options(kind, config.options, config.method))
+    try:
+        options = given_options(kind, config.options, config.method)
+    except UsageError as error:
+        whose = f"{config.method}'s option " if str(error).partition("=")[0] in config.options else ""
+        raise UsageError(f"{whose}{error}") from None
+    return replace(config, options=options)
 
 
 def check_names(config: Config) -> None:
     """Refuses wrong names at once: what follows imports torch, which takes seconds."""
     for setting, (kind, *others) in NAMED.items():
-        if setting != "data" or not _is_path(config.data):
+        if setting == "model" and ".py:" in (config.model or ""):
+            load()
+            from fedkin.models import MODELS
+
+            MODELS[str(config.model)]
+        elif setting != "data" or not _is_path(config.data):
+            if setting == "data" and (config.data.endswith(TABLES) or "/" in config.data):
+                raise UsageError(f"--data {config.data}: no such file or folder")
             check_name(kind, getattr(config, setting), *others)
 
 
@@ -254,6 +279,7 @@ def grid_configs(
 
     Flags win over what the files say, lists included. Methods are evaluated at one point unless told otherwise. `say`
     hears which settings some runs go without."""
+    settings = with_own_network(settings)
     methods = [word for word in words if not is_file(word)]
     repeated = [m for i, m in enumerate(methods) if m in methods[:i]]
     if repeated:

@@ -15,6 +15,7 @@ from fedkin.cli.live import GridScreen
 from fedkin.cli.outcome import run_facts
 from fedkin.cli.waiting import waiting
 from fedkin.config import Config
+from fedkin.errors import FedKinError
 from fedkin.report.tables import Entry, Sheet, paired_sheet, sheet
 from fedkin.rounds import Result
 from fedkin.sweep.runner import Cell, run_sweep
@@ -41,6 +42,11 @@ class Grid:
     @property
     def failed(self) -> list[Cell]:
         return [c for c in self.cells if c.state == "failed"]
+
+    @property
+    def refused(self) -> bool:
+        """Whether nothing was trained: the data do not allow any of the runs."""
+        return all(c.state == "failed" and c.run is None and isinstance(c.cause, FedKinError) for c in self.cells)
 
     def groups(self) -> list[Group]:
         found = groups_of((c.config, c.outcome) for c in self.cells)

@@ -124,7 +124,8 @@ class Methods(Listing):
     def show(self, facts: dict[str, Any]) -> None:
         out = screen()
         _heading(facts, "")
-        out.print(facts["description"], markup=False)
+        if facts["description"] != facts["about"]:
+            out.print(facts["description"], markup=False)
         _print_options(facts["options"], "Options (--set NAME=VALUE)")
         if facts["departs"]:
             out.print("Where FedKin departs from the paper:", style="bold")
@@ -245,7 +246,7 @@ class Parts(Listing):
         out.print(facts["description"], markup=False)
         _print_options(facts["options"], f"Options (--{self.flag} {facts['name']}:OPTION=VALUE,...)")
         changes = {"changes": " and ".join(facts["changes"])} if "changes" in facts else {}
-        for key, value in {**changes, "paper": facts["paper"] or "none"}.items():
+        for key, value in {**changes, **({"paper": facts["paper"]} if facts["paper"] else {})}.items():
             out.print(f"{key:<8} {value}", markup=False)
 
 

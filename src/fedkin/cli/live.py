@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from rich.console import Console, Group, RenderableType
@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from fedkin.cli.console import ACCENT, on_terminal, sparkline, table
 from fedkin.cli.waiting import Remaining, Turning, left
@@ -21,14 +22,18 @@ from fedkin.sweep.runner import Cell, tell_apart
 
 REFRESH = 8  # times a second
 HEADLINE_LINES = 8  # what a live table needs besides its rows
+GAP = 3  # columns between two numbers of a run
+MATTERS = ("failed", "removed")  # and are told however narrow the screen is, unless there are none
+LEAST = ("failed", "removed", "memory", "evaluating", "down", "up", "steps/s", "time")
+"""What a screen goes without that has no room for all, in this order."""
 OVER = ("done", "failed", "skipped", "interrupted")  # states in which nothing more comes
 
 
 class PlainRun(Lines):
     """A listener that writes lines."""
 
-    def __init__(self, console: Console, prefix: str = "") -> None:
-        super().__init__(self.say, prefix)
+    def __init__(self, console: Console) -> None:
+        super().__init__(self.say)
         self._console = console
 
     def __enter__(self) -> PlainRun:
@@ -105,11 +110,19 @@ class LiveRun:
             "removed": _alarm(last.removed),
             "curve": f"[green]{sparkline([r.accuracy.macro for r in self._records], 20)}[/]",
         }
-        grid = Table.grid(padding=(0, 3))
+        for name in LEAST:
+            if _width(shown) > self._console.width and (name not in MATTERS or shown[name] == "0"):
+                del shown[name]
+        grid = Table.grid(padding=(0, GAP))
         grid.add_row(*(f"[dim]{name}[/]" for name in shown))
         grid.add_row(*shown.values())
         rest = left(self._remaining(last.round, self._rounds)) or "after the last round"
         return Group(self._bar, grid, self._turning.line(f"{clock}, {rest}"))
+
+
+def _width(shown: Mapping[str, str]) -> int:
+    """The columns that a screen must have for all of these side by side."""
+    return sum(max(len(name), Text.from_markup(value).cell_len) + GAP for name, value in shown.items()) - GAP
 
 
 def _with_unit(accuracy: Accuracy, value: float) -> str:
@@ -134,6 +147,8 @@ class GridScreen(AbstractContextManager["GridScreen"]):
         self._varied = tell_apart(cells)
         self._live: Live | None = None
         self._ended = False
+        self._told = {cell for cell in cells if cell.state == "skipped"}
+        self._said: set[str] = set()
         self._turning, self._begun = Turning(), dict[Cell, Remaining]()
         if on_terminal(console):
             self._live = Live(
@@ -153,17 +168,41 @@ class GridScreen(AbstractContextManager["GridScreen"]):
         if self._live:
             self._ended = True
             self._live.stop()
+        self._tell()
 
     def listener(self, cell: Cell) -> Callable[[Event], None]:
-        say = None if self._live else PlainRun(self._console, f"{cell.name}  ")
         note = self._noting(cell)
 
         def hear(event: Event) -> None:
             note(event)
-            if say:
-                say(event)
+            self._tell()
+            if isinstance(event, Prepared) and not self._live:
+                for line in (*columns_said(event), *event.remarks):
+                    self._once(line)
 
         return hear
+
+    def _once(self, line: str) -> None:
+        """What holds for many runs is said at the first of them."""
+        if line not in self._said:
+            self._said.add(line)
+            self._console.print(escape(line), soft_wrap=True)
+
+    def _tell(self) -> None:
+        """Prints, without a terminal, a line for each run that has ended since the last time."""
+        for cell in self._cells:
+            if self._live or cell in self._told or cell.state != "done" or not cell.records:
+                continue
+            self._told.add(cell)
+            last, name = cell.records[-1], accuracy_of(cell.config)
+            a, odd = last.accuracy, "  diverged" if cell.outcome is not None and cell.outcome.diverged else ""
+            self._console.print(
+                escape(
+                    f"{cell.name}  round {last.round}/{cell.config.rounds}  {called(name, last)} {a.said(a.macro)}  "
+                    f"worst decile {a.said(a.worst_decile)}  {seconds(last.wall)}{odd}"
+                ),
+                soft_wrap=True,
+            )
 
     def _noting(self, cell: Cell) -> Callable[[Event], None]:
         """Keeps what is heard of a run, and when it began."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from typer import Context
 
-from fedkin.errors import unknown
+from fedkin.errors import UsageError, unknown
 
 HOME = Path(__file__).parent.parent
 
@@ -51,6 +51,8 @@ PLACES = {
         "core.schedules", "SCHEDULES", r'^@SCHEDULES\.register\("([^"]+)"', "core/schedules.py"
     ),
 }
+IN_PLUGINS = ("method", "attack", "rule", "task", "learning-rate schedule")
+"""What commands that take such a name also take from a file of the user's own."""
 
 
 @cache
@@ -71,7 +73,9 @@ def check_name(kind: str, spec: str | None, *others: str) -> None:
         return
     name = spec.strip().partition(":")[0]
     if name not in others and name not in (names := known(kind)):
-        raise unknown(kind, name, [*names, *others])
+        error = unknown(kind, name, [*names, *others])
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise UsageError(f"{error}; {article} {kind} of your own? --plugin FILE.py") if kind in IN_PLUGINS else error
 
 
 # ---------------------------------------------------------------- completion

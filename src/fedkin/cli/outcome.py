@@ -17,6 +17,10 @@ from fedkin.rounds import Result
 from fedkin.rounds.words import method_of, reached, size, threat, whose
 
 MOST_NAMES = 30
+CHOSEN = {
+    "test": "the best round on test data, by micro accuracy (--validation-share chooses without them)",
+    "validation": "the best round on validation samples, by the mean over clients",
+}
 
 
 def not_used(result: Result) -> dict[str, dict[int, tuple[int, int]]]:
@@ -70,6 +74,7 @@ def summarise(result: Result) -> None:
         "method": escape(method_of(result)),
         "evaluated": f"{_point(result)}; macro: mean over clients, micro: over test samples",
         **_others(result),
+        "chosen": CHOSEN[result.best_by],
         **_hostility(result),
         "split": f"{prepared.split_hash}, seed {result.seed}",
         "sent": f"{size(sent['down'])} down, {size(sent['up'])} up",
@@ -97,7 +102,11 @@ def _others(result: Result) -> dict[str, str]:
 def _point(result: Result) -> str:
     """When models were evaluated, and who chose that."""
     said = POINTS[result.prepared.eval_point]
-    return f"{said} ({result.method}'s own point)" if result.config.eval_point == "auto" else said
+    return (
+        f"{said} (the point that {result.method} names; --eval-point chooses another)"
+        if result.config.eval_point == "auto"
+        else said
+    )
 
 
 def _memory(result: Result) -> dict[str, str]:

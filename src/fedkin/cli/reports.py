@@ -74,8 +74,8 @@ def report(
             }
         )
         return
-    for gap in gaps:
-        messages().print(f"[dim]{escape(gap.title)} is left out: {escape(gap.why)}[/]", soft_wrap=True)
+    for sentence in dict.fromkeys(f"{gap.title} is left out: {gap.why}" for gap in gaps):
+        messages().print(f"[dim]{escape(sentence)}[/]", soft_wrap=True)
     for file in files:
         screen().print(escape(str(file)), soft_wrap=True)
 

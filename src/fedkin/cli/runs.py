@@ -14,10 +14,10 @@ from fedkin.cli.console import messages, percent, print_json, safe, scores, scre
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.cli.names import run_names
 from fedkin.cli.waiting import load
-from fedkin.config import POINTS
+from fedkin.config import GROUPS, LATER, ONLY_UNDER_ATTACK, POINTS, Config
 from fedkin.core import notes
 from fedkin.errors import DataError, unknown
-from fedkin.options import said
+from fedkin.options import describe, said
 from fedkin.rounds.words import seconds, size
 from fedkin.runs.catalogue import Broken, Catalogue, diff
 from fedkin.runs.folder import MAX_JSON, SITES, STATUSES, RunFolder, RunInfo, number
@@ -37,6 +37,7 @@ SORTS: dict[str, Callable[[RunInfo], Any]] = {
     "status": lambda r: (r.status, r.created),
 }
 MOST_CLIENTS = 60
+ONLY_WITH = {"severity": "shift", "min_gain": "patience"}  # settings that change nothing without another
 MOST_KINDS = 40  # of events and of notes
 Run = Annotated[
     str,
@@ -219,11 +220,9 @@ def _facts(folder: RunFolder) -> dict[str, str]:
     git = env.get("git")
     revision = f"{git.get('revision')}{' with changes' if git.get('dirty') else ''}" if isinstance(git, dict) else ""
     versions = ", ".join(f"{k} {env.get(k)}" for k in ("fedkin", "python", "torch", "numpy"))
-    skipped = {"method", "options", "runs_dir", "checkpoint_every"}
-    settings = " ".join(f"{k}={v}" for k, v in info.config.items() if k not in skipped and v is not None)
     return {
         "method": " ".join([info.method, *(f"{k}={v}" for k, v in info.options.items())]),
-        "settings": settings,
+        "settings": _settings(info),
         "split": f"{info.prepared.get('split_hash')}, seed {info.seed}",
         "diverged": info.diverged or "",
         "evaluated": POINTS.get(str(info.prepared.get("eval_point")), ""),
@@ -234,8 +233,8 @@ def _facts(folder: RunFolder) -> dict[str, str]:
         "began with": _began(info),
         "more rounds": "; ".join(f"{e['from']} to {e['to']}, on {e['at']}" for e in info.extended),
         "versions": f"{versions}, {env.get('platform')}",
-        "source": str(env.get("source") or ""),
-        "git": revision,
+        "source": f"{env.get('source')} (sha256 of FedKin's own modules)" if env.get("source") else "",
+        "git": f"{revision} (of the working directory)" if revision else "",
         "malicious": _names(info, info.malicious),
         "judged": _judged(info),
         "removed": _by_round(info, folder.events(notes.WAS_REMOVED.kind)),
@@ -255,6 +254,21 @@ def _began(info: RunInfo) -> str:
         return ""
     said = [f"{words}: {'; '.join(start[k])}" for words, k in (("taken over", "taken"), ("not", "left")) if start[k]]
     return ". ".join([f"{start['run']} ({start['method']}, after round {start['round']})", *said, *start["notes"]])
+
+
+def _settings(info: RunInfo) -> str:
+    """What was asked for, then the defaults by what they are about, a line each; not those that change nothing."""
+    skipped = {"method", "options", "runs_dir", "checkpoint_every"}
+    skipped |= {*ONLY_UNDER_ATTACK} if info.attack == "none" else set()
+    skipped |= {name for name, other in ONLY_WITH.items() if info.config.get(other) is None}
+    known = {k: v for k, v in info.config.items() if k not in skipped and v is not None}
+    asked = [f"{k}={v}" for k, v in known.items() if k in info.asked]
+    groups = {d.name: d.group for d in describe(Config)}
+    rest = {k: v for k, v in known.items() if k not in info.asked and (k, v) not in LATER.items()}
+    by = {group: [f"{k}={v}" for k, v in rest.items() if groups.get(k) == group] for group in GROUPS}
+    lines = [f"asked for: {' '.join(asked)}"] if asked else []
+    lines += [f"{group[:1].lower()}{group[1:]}: {' '.join(own)}" for group, own in by.items() if own]
+    return f"\n{' ' * 12}".join(lines)
 
 
 def _names(info: RunInfo, clients: list[int]) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedkin.cli.application import DEPLOY, Json, RunsDir, app, command
+from fedkin.cli.application import DEPLOY, USE, Json, RunsDir, app, command
 from fedkin.cli.console import messages, percent, print_json, screen, table
+from fedkin.cli.extras import Plugins, use_plugins
 from fedkin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ def _sites(known: list[KnownSite], ends: dict[str, datetime]) -> Any:
     fedkin predict --model personal.safetensors --data new.npz --out predictions.csv
     fedkin predict --model personal.safetensors --data new.csv --json
     """,
-    DEPLOY,
+    USE,
 )
 def predict(
     model: Annotated[str, typer.Option("--model", metavar="FILE", help="The file of a personal model, .safetensors.")],
@@ -248,6 +249,7 @@ def predict(
     out: Annotated[
         str | None, typer.Option("--out", metavar="FILE.csv", help="Write all predictions to this file.")
     ] = None,
+    plugin: Plugins = None,
     json: Json = False,
 ) -> None:
     """Classify new samples with a personal model. If the file holds labels, also say how often the model is right.
@@ -258,6 +260,7 @@ def predict(
     from fedkin.use.predict import is_pictures, read_pictures, read_samples
     from fedkin.use.predict import predict as judge
 
+    use_plugins(plugin)
     personal = load(model)
     if convert and not is_pictures(data):
         raise UsageError(f"--convert would change nothing: {data} holds no images")
@@ -327,7 +330,7 @@ def _answered(personal: Personal, model: str, data: str, out: str | None, as_jso
     fedkin export last --client client-3 --to models --format safetensors,onnx
     fedkin export personal.safetensors --format onnx
     """,
-    DEPLOY,
+    USE,
 )
 def export(
     what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="A run, or a personal model's file.")],
@@ -347,11 +350,13 @@ def export(
     ] = None,
     format: Annotated[str, typer.Option("--format", metavar="NAME,...", help="safetensors, onnx.")] = "safetensors",
     runs_dir: RunsDir = None,
+    plugin: Plugins = None,
     json: Json = False,
 ) -> None:
     """Write the personal models of a run as files, or a model file in another format."""
     from fedkin.use.export import convert, export_run, formats
 
+    use_plugins(plugin)
     wanted = formats(format)
     if what.endswith(".safetensors"):
         written = convert(what, wanted, to)

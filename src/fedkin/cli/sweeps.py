@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,7 +104,7 @@ def compare(
     Every run has its folder. Runs that are finished are not done again, and runs that were interrupted continue: after
     Ctrl-C, give the same command again. A run that fails is shown as failed and does not stop the others. A run that
     diverged is marked, with the reason below the table. The exit status is 1 if a run failed, or if one diverged
-    without an attack.
+    without an attack, and 2 if all were refused before anything was trained.
 
     --devices spreads the runs over several devices, --jobs over several processes on one, and --together says how many
     of them train at once in each process. The results stay the same.
@@ -146,7 +147,21 @@ def compare(
         )
     if found.results:
         _write(found, markdown, latex, csv)
-    show(found, json)
+    show(found, json, closing=lambda grid: _next(grid, runs_dir=settings.get("runs_dir")))
+
+
+NAMED = 4  # runs that are named one by one in a command to copy
+
+
+def _next(found: Any, runs_dir: str | None) -> list[str]:
+    """What to look at now."""
+    runs = [c.run for c in found.cells if c.run is not None]
+    where = f" --runs-dir {shlex.quote(runs_dir)}" if runs_dir is not None else ""
+    which = " ".join(map(shlex.quote, runs)) if len(runs) <= NAMED else "all"
+    return [
+        f"[dim]next:[/] fedkin report {escape(which + where)}  [dim](figures)[/]   fedkin web{escape(where)}  "
+        "[dim](all runs in the browser)[/]"
+    ]
 
 
 def _points(configs: Sequence[Any]) -> str:
@@ -206,7 +221,7 @@ def show(
         out = screen()
         out.print(summary_table(found))
         for sentence in closing(found) if closing and found.signal is None else []:
-            out.print(sentence)
+            out.print(sentence if sentence.startswith("  ") else f"\n{sentence}")
     if found.signal is not None:
         left = sum(c.state in ("interrupted", "waiting") for c in found.cells)
         name = "Ctrl-C" if found.signal == 2 else "SIGTERM"
@@ -220,4 +235,4 @@ def show(
     if found.diverged:
         complain(f"{len(found.diverged)} of {len(found.cells)} runs diverged with everybody honest")
     if found.failed or found.diverged:
-        raise typer.Exit(1)
+        raise typer.Exit(2 if found.refused else 1)

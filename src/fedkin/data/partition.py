@@ -126,14 +126,14 @@ class Iid(Partition):
 @PARTITIONS.register("pathological")
 @dataclass(frozen=True)
 class Pathological(Partition):
-    """PFLlib's ``pat``: k classes per client, dealt class by class to the first clients that still want one.
+    """PFLlib's partition "pat": K classes per client, dealt class by class to the first clients that still want one.
 
     Clients therefore come in blocks with identical class sets (20 clients, 10 classes, k = 2: blocks of 4), and the
-    last block can get fewer classes. A method that finds similar clients profits from that; ``shuffled`` gives the
+    last block can get fewer classes. A method that finds similar clients profits from that; `shuffled` gives the
     same class sets to clients in random order, so that at least the numbering says nothing.
 
-    `k` is the number of classes per client; `balanced` gives the clients of a class equal shares of it, and otherwise
-    they are drawn. `pathological(2)` is written `pathological:2`.
+    The clients that have a class get equal shares of it; with `unbalanced` the shares are drawn. In Python,
+    `pathological(2, balanced=False, shuffled=True)` is `pathological:2:unbalanced:shuffled`.
     """
 
     k: int

@@ -25,10 +25,10 @@ from fedkin.deploy.trunk import settle
 from fedkin.deploy.wire import Parcel, Transport
 from fedkin.errors import FedKinError
 from fedkin.methods import METHODS, Method, options_of
-from fedkin.models import build
+from fedkin.models import MODELS, begun
 from fedkin.rounds import pick_device, pick_precision
 from fedkin.rounds.assemble import Parts, check_task, make_site
-from fedkin.rounds.choices import metrics_of
+from fedkin.rounds.choices import example_of, metrics_of
 from fedkin.rounds.trial import check_ids
 from fedkin.tasks import TASKS, Task, make_task
 from fedkin.use.model_file import Card
@@ -145,7 +145,9 @@ def join(worker: Worker, message: Parcel) -> tuple[Joined, dict[str, int], str]:
     check_task(config, task, method_class, options)
     worker.policy.check(config, options, [m.name for m in (task.metric, *metrics_of(config, task))])
     dataset, own = _dataset(worker, f, place, config)
-    network = build(str(config.model), dataset.shape, dataset.classes, dataset.vocabulary, config.seed)
+    of_data = (dataset.shape, dataset.classes, dataset.vocabulary)
+    entry, example = MODELS[str(config.model)], example_of(dataset)
+    network, _ = begun(entry, *of_data, config.seed, parts=dataset.parts, example=example)
     frozen = settle(network, f.get("frozen", ""), message.values, worker.folder)
     initial = message.values.get("initial")
     if not isinstance(initial, Tensor):

@@ -3,7 +3,8 @@
 from fedkin.models.adapters import adapters, lora, merged
 from fedkin.models.own import Given, draw_anew, first_network
 from fedkin.models.ready import Ready, Samples
-from fedkin.models.zoo import MODELS, ModelEntry, build, default_model
+from fedkin.models.registered import MODELS, ModelEntry, begun, build
+from fedkin.models.zoo import default_model
 
 __all__ = [
     "MODELS",
@@ -12,6 +13,7 @@ __all__ = [
     "Ready",
     "Samples",
     "adapters",
+    "begun",
     "build",
     "default_model",
     "draw_anew",

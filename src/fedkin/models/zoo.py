@@ -1,41 +1,14 @@
-"""The networks of the papers, by name. Each has its classifier in `head`."""
+"""The networks of the papers. Each has its classifier in `head`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedkin.errors import UsageError
-from fedkin.models.inputs import one_tensor
-from fedkin.registry import Registry
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ModelEntry:
-    """How to build one network for a sample shape, a number of classes and (text only) a vocabulary."""
-
-    make: Callable[[Shape, int, int], nn.Module]
-    about: str
-    paper: str
-
-
-MODELS: Registry[ModelEntry] = Registry("model")
-"""The networks that FedKin knows by name; `fedkin models` lists them."""
-
-
-def build(name: str, shape: Shape, classes: int, vocabulary: int = 0, seed: int = 0) -> nn.Module:
-    """The named network, its weights drawn from `seed` alone (the global generator is left as it was)."""
-    entry = MODELS[name]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = entry.make(shape, classes, vocabulary)
-    # a user's may give its scores in a tuple or a mapping
-    return network if type(network).__module__.startswith("fedkin.models.") else one_tensor(network)
+from fedkin.models.registered import MODELS, ModelEntry, Shape
 
 
 def default_model(shape: Shape, vocabulary: int) -> str:

@@ -36,7 +36,7 @@ from fedkin.data import (
 from fedkin.data.targets import WORDS, Targets
 from fedkin.errors import UsageError, unknown
 from fedkin.methods import Method
-from fedkin.models import Given, build, default_model, first_network
+from fedkin.models import MODELS, Given, begun, default_model, first_network
 from fedkin.options import named_spec
 from fedkin.parts import words_of
 from fedkin.robust import Watched, make_rule
@@ -207,18 +207,23 @@ def network_of(config: Config, dataset: Dataset, model: Given | None) -> tuple[n
     if model is not None:
         network, remark = first_network(model, config.seed, config.init, dataset.parts, example_of(dataset))
         return network, type(network).__name__, [remark] if remark is not None else []
-    if config.init == "given":
+    entry = None if config.model is None else MODELS[config.model]
+    if config.init == "given" and (entry is None or entry.given is None):
         raise UsageError(
-            "init='given' keeps the weights of a network of your own (model=Net() from Python); a named "
-            "one has none to keep"
+            "init='given' keeps the weights of a network of your own (model=Net() from Python, --model FILE.py:NAME); "
+            "a named one has none to keep"
         )
-    if dataset.parts:
+    if dataset.parts and (entry is None or entry.given is None):
         raise UsageError(
             f"the samples have several parts ({words_of(dataset.parts)}): give a network that takes them, "
             "model=Net, with arguments of these names"
         )
     name = config.model or dataset.model or default_model(dataset.shape, dataset.vocabulary)
-    return build(name, dataset.shape, dataset.classes, dataset.vocabulary, config.seed), name, []
+    of_data = (dataset.shape, dataset.classes, dataset.vocabulary)
+    network, remark = begun(
+        entry or MODELS[name], *of_data, config.seed, config.init, dataset.parts, example_of(dataset)
+    )
+    return network, name, [remark] if remark is not None else []
 
 
 def example_of(dataset: Dataset) -> Tensor:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 WORSE_THAN_NOTHING = 2.0  # times what a model has that knows nothing
 OUT_OF_HAND = 10.0  # times the same
 ADVICE = "a smaller learning rate may help"
+OF_TABLES = f"{ADVICE}, and so may scaling the table's columns (--scale local)"
 GUESSING = "always guessing the most frequent class gives"
 
 
@@ -53,22 +54,23 @@ def divergence(
     attacked: bool = False,
     broken: Sequence[BrokenLosses] = (),
     first_loss: Callable[[], float] = lambda: 0.0,
+    advice: str = ADVICE,
 ) -> str | None:
     """Why the numbers of a run are not to be believed, in one sentence; None if nothing speaks against them.
 
     A loss of NaN is no loss at all (nobody has test samples, nobody trained); one that broke is infinite. `first_loss`:
-    the test loss of the model the run began with, asked for only where it decides."""
+    the test loss of the model the run began with, asked for only where it decides. `advice`: what may help."""
     for r in refusals:
         if 2 * r.refused > r.asked:
             return (
                 f"in round {r.round} the replies of {r.refused} of {r.asked} benign clients were refused "
-                f"({r.reason}); {ADVICE}"
+                f"({r.reason}); {advice}"
             )
     whose = {(b.round, b.loss): b for b in broken}
     for record in history:
         for name, loss in _losses(record):
             if math.isinf(loss):
-                return _not_finite(name, record.round, whose.get((record.round, name)))
+                return _not_finite(name, record.round, whose.get((record.round, name)), advice)
     if attacked or not history or not classes or not at_chance(history[-1], classes, chance):
         return None
     nothing = math.log(classes)
@@ -79,19 +81,21 @@ def divergence(
     return (
         f"at the end accuracy is {history[-1].accuracy.micro:.2f} %, no more than {GUESSING} ({chance:.2f}), and "
         f"the {name} loss had reached {loss:.3g} by round {round}, where a model that knows nothing has "
-        f"{nothing:.2g}; {ADVICE}"
+        f"{nothing:.2g}; {advice}"
     )
 
 
-def _not_finite(name: str, round: int, whose: BrokenLosses | None) -> str:
+def _not_finite(name: str, round: int, whose: BrokenLosses | None, advice: str) -> str:
     if whose is None:
-        return f"the {name} loss was not finite after round {round}; {ADVICE}"
+        return f"the {name} loss was not finite after round {round}; {advice}"
     who = f"{whose.clients} of {whose.of} clients ({whose.first}{' first' if whose.clients > 1 else ''})"
     few = "" if 2 * whose.clients > whose.of else "the others' was, so look at these clients' samples first; "
-    return f"the {name} loss of {who} was not finite after round {round}; {few}{ADVICE}"
+    return f"the {name} loss of {who} was not finite after round {round}; {few}{advice}"
 
 
-def loss_out_of_hand(last: RoundRecord, classes: int, first_loss: Callable[[], float]) -> str | None:
+def loss_out_of_hand(
+    last: RoundRecord, classes: int, first_loss: Callable[[], float], advice: str = ADVICE
+) -> str | None:
     """A remark on a run whose loss is absurd although it is finite and some answers are right. Without classes nobody
     knows what a model has that knows nothing: the loss is held against that of the model the run began with."""
     loss = last.test_loss
@@ -100,14 +104,14 @@ def loss_out_of_hand(last: RoundRecord, classes: int, first_loss: Callable[[], f
         if not 0 < OUT_OF_HAND * first < loss:
             return None
         return (
-            f"the test loss at the end is {loss:.3g}, and was {first:.3g} before training: it is out of hand; {ADVICE}"
+            f"the test loss at the end is {loss:.3g}, and was {first:.3g} before training: it is out of hand; {advice}"
         )
     nothing = math.log(classes)
     if classes < 2 or not loss > OUT_OF_HAND * nothing or not loss > OUT_OF_HAND * first_loss():
         return None
     return (
         f"the test loss at the end is {loss:.3g}, where a model that knows nothing has {nothing:.2g}: training is "
-        f"out of hand though some answers are right; {ADVICE}"
+        f"out of hand though some answers are right; {advice}"
     )
 
 
@@ -120,4 +124,4 @@ def at_chance(last: RoundRecord, classes: int, chance: float) -> bool:
     return classes > 1 and last.accuracy.micro <= chance + 1e-9
 
 
-__all__ = ["GUESSING", "BrokenLosses", "Refusal", "at_chance", "divergence", "loss_out_of_hand"]
+__all__ = ["ADVICE", "GUESSING", "OF_TABLES", "BrokenLosses", "Refusal", "at_chance", "divergence", "loss_out_of_hand"]

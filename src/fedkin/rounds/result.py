@@ -23,7 +23,7 @@ from fedkin.methods import Method
 from fedkin.models import Ready, Samples
 from fedkin.robust import Adversary, Backdoor, Detection, detection, verdicts_of
 from fedkin.rounds import footprint, inference, shown, words
-from fedkin.rounds.divergence import GUESSING, at_chance, divergence, loss_out_of_hand
+from fedkin.rounds.divergence import ADVICE, GUESSING, OF_TABLES, at_chance, divergence, loss_out_of_hand
 from fedkin.rounds.records import Accuracy, ClientRecord, Prepared, RoundRecord, best_of, best_on_validation
 from fedkin.rounds.trained import Trained
 from fedkin.tasks import Task
@@ -349,13 +349,14 @@ def _remarks(job: Job, measured: Measured) -> tuple[str | None, list[str]]:
             whole, y = Out(outputs.unsqueeze(0), outputs.unsqueeze(0)), source.y[few].cpu().unsqueeze(0)
             return float(job.site.task.plain.value(whole, y, {}).mean())
 
+    advice = OF_TABLES if job.samples.table and job.config.scale == "none" else ADVICE
     last, remarks = job.history[-1], [*job.prepared.remarks, *job.remarks]
-    diverged = divergence(job.history, job.refusals, classes, chance, attacked, job.broken, first_loss)
+    diverged = divergence(job.history, job.refusals, classes, chance, attacked, job.broken, first_loss, advice)
     if diverged is not None:
         remarks.append(f"diverged: {diverged}")
     elif not attacked and at_chance(last, classes, chance):
         remarks.append(f"accuracy is no more than {GUESSING} ({chance:.2f} %): no sign of learning yet")
-    elif not attacked and (absurd := loss_out_of_hand(last, classes, first_loss)) is not None:
+    elif not attacked and (absurd := loss_out_of_hand(last, classes, first_loss, advice)) is not None:
         remarks.append(absurd)
     remarks += _not_computed(job, measured)
     return diverged, remarks

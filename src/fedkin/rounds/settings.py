@@ -19,6 +19,7 @@ from fedkin.core.schedules import Factors, make_schedule
 from fedkin.data import SOURCES, TABLES, Split, is_image_folder, parse_partition
 from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import Method
+from fedkin.models import MODELS
 from fedkin.options import named_spec
 from fedkin.robust import Attack
 
@@ -95,7 +96,8 @@ def of_network(
     config: Config, layout: Layout, network: nn.Module, brought: bool, unused: Reasons, example: Tensor
 ) -> dict[str, str]:
     """What the network decides. `brought`: it is an object, not a name. `example`: some inputs of it."""
-    found = {} if brought else {"init": "a named network is always drawn from the seed; leave it out"}
+    named = not brought and (config.model is None or MODELS[config.model].given is None)
+    found = {"init": "a named network is always drawn from the seed; leave it out"} if named else {}
     if brought:
         found["model"] = "the network is given as an object; give one of the two"
     if not layout.size("buffers"):

@@ -76,14 +76,14 @@ def whose(result: Result) -> str:
 
 def reached(result: Result) -> list[tuple[str, Accuracy]]:
     """The scores that a result is shown with, each by its name: of its models, of the best round, on validation."""
-    which = "kept, best on validation" if result.config.keep == "best" else "last round"
-    on = ", on validation" if result.best_by != "test" else ""
-    found = [
-        (f"{which} ({result.kept.round})", result.accuracy),
-        (f"best round ({result.best.round}{on})", result.best.accuracy),
-    ]
+    best = result.config.keep == "best"
+    which = f"kept: best round ({result.kept.round})" if best else f"last round ({result.kept.round})"
+    by = "validation" if result.best_by == "validation" else "test data"
+    found = [(which, result.accuracy)]
+    if not best:
+        found.append((f"best round ({result.best.round}), by {by}", result.best.accuracy))
     aside = result.validation
-    return found if aside is None else [*found, (f"{which}, validation", aside)]
+    return found if aside is None else [*found, (f"{which}, on validation samples", aside)]
 
 
 def method_of(result: Result) -> str:
@@ -108,10 +108,11 @@ def brief(result: Result) -> str:
     """A result in a few lines, however many clients it has."""
     found, sent = result.accuracy, result.bytes
     unit = f" {found.unit}" if found.unit else ""
+    which = reached(result)[0 if result.config.keep == "best" else 1][0]
     scores = (("macro", found.macro), ("micro", found.micro), ("worst decile", found.worst_decile))
     lines = [
         f"Result: {title(result)}",
-        f"{whose(result)}: {', '.join(f'{found.said(v)}{unit} {name}' for name, v in scores)}; {reached(result)[1][0]}",
+        f"{whose(result)}: {', '.join(f'{found.said(v)}{unit} {name}' for name, v in scores)}; {which}",
         f"sent {size(sent['down'])} down, {size(sent['up'])} up; {seconds(result.wall)} on {result.prepared.device}"
         + (f"; folder {result.run}" if result.run else ""),
     ]

@@ -26,7 +26,7 @@ from fedkin.compute.layout import constants
 from fedkin.data.dataset import Array, Dataset
 from fedkin.data.targets import TARGETS
 from fedkin.errors import DataError, FedKinError, UsageError
-from fedkin.models import MODELS, Ready, Samples, build
+from fedkin.models import MODELS, Ready, Samples, begun, build
 from fedkin.models.inputs import one_tensor
 from fedkin.models.ready import WORDS, Kind
 from fedkin.parts import Part
@@ -36,6 +36,7 @@ from fedkin.rounds import inference
 FORMAT = 1
 KEY = "fedkin"
 LONGEST = 1 << 20  # characters of the description
+LARGEST_SAMPLE = 1 << 26  # numbers in a sample
 
 
 @dataclass(frozen=True)
@@ -184,11 +185,23 @@ def _fitting(path: Path, card: Card, slices: Mapping[str, Any], given: nn.Module
     if card.model is None:
         raise UsageError(
             f"{path} holds the weights of your own network: load it in Python with "
-            "fedkin.use.model_file.load(path, model=YourNetwork())"
+            "fedkin.load_model(path, model=YourNetwork())"
         )
     if card.model not in MODELS:
-        raise DataError(f"{path}: the network {card.model!r} is not in FedKin's list; update FedKin, or give it")
+        raise DataError(
+            f"{path}: the network {card.model!r} is not known here: run the file of yours that has it, with "
+            "--plugin FILE.py, or update FedKin"
+        )
+    entry = MODELS[card.model]
     try:
+        if entry.given is not None:  # a user's own code, which may need real samples to find its sizes
+            if math.prod(card.shape) > LARGEST_SAMPLE:
+                raise ValueError(f"samples of shape {card.shape}")
+            example = torch.zeros(2, *card.shape, dtype=torch.int64 if card.kind == "int64" else torch.float32)
+            of_data = (card.shape, card.classes, card.vocabulary, card.seed)
+            network = begun(entry, *of_data, parts=card.parts, example=example)[0]
+            _compare(path, network, slices)
+            return network
         with torch.device("meta"):
             _compare(path, build(card.model, card.shape, card.classes, card.vocabulary), slices)
         return build(card.model, card.shape, card.classes, card.vocabulary, card.seed)

@@ -21,6 +21,8 @@ from fedkin.models.ready import WORDS
 from fedkin.preparation import Column
 from fedkin.use.model_file import Personal
 
+DATA_FILES = (".csv", ".parquet", ".npz")
+
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
@@ -91,6 +93,11 @@ def read_pictures(path: str | Path, samples: Samples, convert: bool = False) -> 
     """One image, the images of a folder, or those of CLASS/* with their classes. `convert`: brings them to the size and
     mode that the model takes; without, others are refused."""
     path = Path(path).expanduser()
+    tables = sorted(p.name for p in path.iterdir() if p.suffix in DATA_FILES) if path.is_dir() else []
+    if tables:
+        takes = f"; the model takes the columns {', '.join(c.name for c in samples.table)}" if samples.table else ""
+        some = ", ".join([*tables[:3], *(["..."] if len(tables) > 3 else [])])
+        raise UsageError(f"{path}: a folder with data files ({some}): give one of them, {path / tables[0]}{takes}")
     if samples.kind != "uint8" or samples.shape[0] not in (1, 3):
         raise UsageError(
             f"{path}: these are images, and the model takes {WORDS[samples.kind]} of shape {samples.shape}"

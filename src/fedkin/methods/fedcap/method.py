@@ -48,7 +48,10 @@ class PaperFedCAP(Method):
 
     @classmethod
     def unused(cls, options: Any) -> dict[str, str]:
-        mixed = "every client's model is mixed by similarity (eq. 3), and updates are judged by their length"
+        mixed = (
+            "every client's model is mixed by similarity (eq. 3 of Li et al., ACSAC 2024), and updates are judged by "
+            "their length"
+        )
         return {**super().unused(options), "rule": mixed}
 
     def start(self, fed: Federation, layout: Layout, row: Tensor) -> None:
