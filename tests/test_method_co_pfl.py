@@ -474,6 +474,16 @@ def test_a_score_that_is_not_finite_counts_nothing(monkeypatch: pytest.MonkeyPat
     assert tap.up[1]["score"].tolist() == [0, 1, 0]
 
 
+def test_an_alarm_is_noted_where_no_score_is_above_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss of one's own may be below 0."""
+    monkeypatch.setattr(Cohort, "loss", lambda self, rows: torch.full((len(self.ids),), -5.0))
+    job = finished(job_of("co-pfl", {"cowa": "pred"}))
+    assert {n.round: n.value for n in job.fed.notes if n.name == "alarm"}[1] == (
+        "no client's score is above 0, so that all weigh alike"
+    )
+    assert 0 not in {n.round for n in job.fed.notes if n.name == "alarm"}
+
+
 @pytest.mark.parametrize(("profile", "most"), [("paper", 1.0), ("robust", 0.9)])
 def test_a_client_cannot_claim_any_contribution_in_the_robust_profile(profile: str, most: float) -> None:
     def boast(answer: Answer, round: int) -> None:

@@ -122,3 +122,9 @@ def test_ids_that_came_as_numbers_are_told_the_way() -> None:
     ids = np.random.default_rng(0).integers(1, 20, (8, 5))
     with pytest.raises(UsageError, match=r"looks ids up in an embedding: give whole numbers in a dictionary"):
         fk.run("local", clients=[(ids, np.arange(8) % 2)], model=Words(), **QUICK)
+
+
+def test_new_samples_with_an_id_without_a_row_are_refused() -> None:
+    result = fk.run("local", clients=texts(), model=Words(), **QUICK)
+    with pytest.raises(DataError, match="an id that its embedding has no row for"):
+        result.predict({"ids": np.full((3, 5), 20)}, 0)

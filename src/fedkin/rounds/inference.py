@@ -21,7 +21,12 @@ def outputs(model: Ready, x: Any, batch: int = 256) -> Tensor:
     """What a model gives for samples as they came, [n, ...]."""
     given = torch.from_numpy(as_given(x, model.samples))
     with torch.no_grad():
-        return torch.cat([model(part) for part in torch.split(given, batch)])
+        try:
+            return torch.cat([model(part) for part in torch.split(given, batch)])
+        except IndexError as error:
+            raise DataError(
+                f"the model cannot take the samples ({error}): is there an id that its embedding has no row for?"
+            ) from error
 
 
 def probabilities(model: Ready, x: Any, batch: int = 256) -> Array:
