@@ -379,7 +379,7 @@ def test_the_server_says_when_its_certificates_end(tmp_path: Path, monkeypatch: 
     assert ["ca.crt runs out in 9 days" in said[0], "server.crt runs out in 9 days" in said[1]] == [True, True]
     assert keys.check_server(authority.new_folder(tmp_path / "new", ["localhost"])) == []
     done = CliRunner().invoke(app, ["server", "fedavg", "--keys", str(old), "--port", "0"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "ran out" in done.output
 
 

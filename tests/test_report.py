@@ -606,7 +606,7 @@ def test_figures_of_one_run_go_into_its_folder(done: dict[str, Result], tmp_path
         (["../etc"], 2, "names are 1 to 100"),
         (["./file-less/"], 2, "names are 1 to 100"),
         (["x*"], 2, "no run in"),
-        (["last", "--to", "file/below"], 1, "cannot be written"),
+        (["last", "--to", "file/below"], 2, "cannot be written"),
     ],
 )
 def test_wrong_usage_is_answered(there: Path, words: list[str], code: int, said: str) -> None:

@@ -114,7 +114,7 @@ def test_wrong_names_are_refused(words: list[str], says: str, tmp_path: Path) ->
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     outcome = call("new", "rule", "mine", "--to", str(tmp_path / "file"))
-    assert outcome.exit_code == 1
+    assert outcome.exit_code == 2
     assert "cannot be written" in outcome.stderr
 
 

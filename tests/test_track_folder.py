@@ -417,7 +417,7 @@ def test_foreign_folders_never_break_the_list(tmp_path: Path) -> None:
     assert len(listed["broken"]) == len(reasons)
     shown = call("runs", "--runs-dir", str(tmp_path)).stdout
     assert "half: not a run: run.json is not valid JSON" in shown
-    assert "run.json" in call("show", "half", "--runs-dir", str(tmp_path), code=1).stderr
+    assert "run.json" in call("show", "half", "--runs-dir", str(tmp_path), code=2).stderr
     call("show", "link", "--runs-dir", str(tmp_path), code=2)
 
 
@@ -436,7 +436,7 @@ def test_a_foreign_database_is_refused_with_the_reason(kind: str, tmp_path: Path
         base.close()
     with pytest.raises(DataError, match=r"metrics\.sqlite"):
         RunFolder.open(folder).table("rounds")
-    assert "Traceback" not in call("show", "run-1", "--runs-dir", str(tmp_path), code=1).output
+    assert "Traceback" not in call("show", "run-1", "--runs-dir", str(tmp_path), code=2).output
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no zip", None])
@@ -497,7 +497,7 @@ def test_numbers_beyond_all_bounds_are_none(tmp_path: Path) -> None:
     assert math.isnan(info.seconds)
     assert (info.accuracy["micro"], info.bytes) == (12.5, 3)
     assert "run-1" in call("runs", "--sort", "accuracy", "--runs-dir", str(tmp_path)).stdout
-    assert "metrics.sqlite" in call("show", "run-1", "--runs-dir", str(tmp_path), code=1).stderr
+    assert "metrics.sqlite" in call("show", "run-1", "--runs-dir", str(tmp_path), code=2).stderr
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:

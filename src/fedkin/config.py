@@ -214,7 +214,7 @@ class Config:
     patience: int | None = option(
         None,
         "stop early: after so many evaluations in a row without a better score on validation samples (default: never); "
-        "needs validation_share",
+        "needs --validation-share",
         low=1,
         group=EVALUATION,
     )
@@ -224,7 +224,7 @@ class Config:
     keep: Literal["last", "best"] = option(
         "last",
         "which personal models are the result: those after the last round, or those of the best round on validation "
-        "samples; needs validation_share",
+        "samples; needs --validation-share",
         group=EVALUATION,
     )
     drop: float = option(0.0, "probability that a client does not answer", low=0, high=0.99, group=CLIENTS)

@@ -132,8 +132,8 @@ class Pathological(Partition):
     last block can get fewer classes. A method that finds similar clients profits from that; `shuffled` gives the
     same class sets to clients in random order, so that at least the numbering says nothing.
 
-    The clients that have a class get equal shares of it; with `unbalanced` the shares are drawn. In Python,
-    `pathological(2, balanced=False, shuffled=True)` is `pathological:2:unbalanced:shuffled`.
+    `k` is the number of classes per client. The clients that have a class get equal shares of it; with `unbalanced`
+    (in Python `balanced=False`) the shares are drawn. `pathological(2)` is written `pathological:2`.
     """
 
     k: int

@@ -42,9 +42,8 @@ def first_network(
     if odd is None:
         which = kind if all(p.requires_grad for p in network.parameters()) else f"{kind} that are not frozen"
         return network, (
-            f"the weights of {which} were drawn anew from seed {seed} by its layers' reset_parameters: "
-            f"init='given' keeps those it came with, model={kind} (the class) lets it draw its "
-            "own"
+            f"the weights of {which} were drawn anew from seed {seed}, as those of FedKin's networks are "
+            "(init='given' keeps the ones that came with it)"
         )
     return network, (
         f"{kind} starts the same at every seed, so the spread over seeds leaves its first weights out: "

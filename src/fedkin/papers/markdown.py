@@ -92,7 +92,8 @@ def evaluation(record: Record) -> str:
     said, left = {}, list(cells)
     for word in sorted(words, key=lambda w: sum(c["judged"] == w for c in cells)):  # exceptions first
         places = _lines(cells, "judged", word) or _lines(left, "judged", word) or _cells(cells, "judged", word)
-        said[word] = f"{word} ({', '.join(places)})"
+        told = all(word in place for place in places)
+        said[word] = f"{word} ({'where the title says so' if told else ', '.join(places)})"
         left = [c for c in left if c["judged"] != word]
     return f"Metric: {what}. Evaluation points differ: {'; '.join(said[word] for word in words)}."
 
@@ -108,7 +109,18 @@ def _lines(cells: Sequence[Record], key: str, word: str) -> list[str]:
 
 
 def _cells(cells: Sequence[Record], key: str, word: str) -> list[str]:
-    return [f"{c['row']}: {c['column']}" for c in cells if c[key] == word]
+    """The cells that say this, rows with the same columns together."""
+    columns: dict[str, list[str]] = {}
+    for c in (c for c in cells if c[key] == word):
+        columns.setdefault(c["row"], []).append(c["column"])
+    rows: dict[str, list[str]] = {}
+    for row, names in columns.items():
+        rows.setdefault(_and(names), []).append(row)
+    return [f"{_and(mine)}: {names}" for names, mine in rows.items()]
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def point_at(record: Record, axis: str, title: str) -> str:

@@ -63,6 +63,10 @@ def summary(info: RunInfo) -> Row:
     }
 
 
+ALSO = {"accuracy": "macro"}
+"""What `fedkin runs --sort` calls a column."""
+
+
 def listing(
     catalogue: Catalogue, wanted: Mapping[str, str | None], words: str, sort: str, up: bool, offset: int, limit: int
 ) -> Row:
@@ -74,6 +78,7 @@ def listing(
     fits = [row for row in rows if all(row[k] == v for k, v in wanted.items() if v)]
     for word in words.lower().split():
         fits = [row for row in fits if word in " ".join(str(v) for v in row.values()).lower()]
+    sort = ALSO.get(sort, sort)
     if rows and sort not in rows[0]:
         raise UsageError(f"sort={sort[:40]!r}: sort by {', '.join(rows[0])}")
     fits.sort(key=lambda row: row["id"])
