@@ -29,7 +29,7 @@ from starlette.testclient import TestClient
 from fedkin.config import make_config
 from fedkin.errors import DataError, UsageError
 from fedkin.report import palette, svg
-from fedkin.report.one_run import ACCURACY, FIGURES
+from fedkin.report.one_run import FIGURES
 from fedkin.report.page import write_report
 from fedkin.report.queries import PAGE, select
 from fedkin.runs.database import TABLES, Database, create
@@ -338,7 +338,7 @@ def test_the_scripts_have_no_words_units_or_colours_of_their_own(real: tuple[Pat
             for panel in panels(web, name, key):
                 said |= {panel[k] for k in ("x", "y", "what", "title") if panel.get(k)}
                 said |= {one["label"] for k in ("series", "parts") for one in panel.get(k, [])}
-    assert {"Who learns from whom", "learns from", "to the server", "threshold", ACCURACY} <= said
+    assert {"Who learns from whom", "learns from", "to the server", "threshold", "test accuracy, %"} <= said
     assert not [words for words in said - {"round", "client"} if words in re.findall(r'"([^"]*)"', drawing)]
     assert not [plan.title for plan in FIGURES.values() if f">{plan.title}<" in pages or f'"{plan.title}"' in pages]
     styles = (static / "style.css").read_text()

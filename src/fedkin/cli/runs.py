@@ -21,6 +21,7 @@ from fedkin.options import said
 from fedkin.runs.catalogue import Broken, Catalogue, diff
 from fedkin.runs.folder import MAX_JSON, SITES, STATUSES, RunFolder, RunInfo, number
 from fedkin.runs.reading import read_bytes
+from fedkin.sweep.groups import told_apart
 
 COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
 SORTS: dict[str, Callable[[RunInfo], Any]] = {
@@ -37,6 +38,7 @@ SORTS: dict[str, Callable[[RunInfo], Any]] = {
 }
 MOST_CLIENTS = 60
 MOST_KINDS = 40  # of events and of notes
+MOST_TOLD = 60  # characters of what tells runs apart
 Run = Annotated[
     str,
     typer.Argument(
@@ -100,8 +102,10 @@ def runs(
         which = "that fits" if filtered else "yet: start one with fedkin run fedavg"
         return messages().print(f"no run in {safe(str(catalogue.path))} {which}")
     numbers = ("seed", "round", "macro", "worst decile", "sent", "time")
-    made = table(None, "run", "status", "data", "attack", *numbers, right=numbers)
-    for r in found:
+    differs = told_apart(found, beside=("attack", "rounds"))
+    some = any(differs)
+    made = table(None, "run", "status", "data", "attack", *numbers, *(["differs in"] if some else []), right=numbers)
+    for r, told in zip(found, differs, strict=True):
         status = f"[{COLOURS[r.status]}]{r.status}[/]{', [red]diverged[/]' if r.diverged else ''}"
         made.add_row(
             safe(r.id),
@@ -114,6 +118,7 @@ def runs(
             _figure(r, "worst_decile"),
             size(r.bytes),
             _time(r),
+            *([safe(told if len(told) <= MOST_TOLD else f"{told[: MOST_TOLD - 1]}…")] if some else []),
         )
     out = screen()
     if found:

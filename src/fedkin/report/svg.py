@@ -62,7 +62,6 @@ STYLE: Any = {
     "figure.constrained_layout.use": True,
 }
 WIDE = 8.4  # inches
-FAR = 50
 COLOURS = LinearSegmentedColormap.from_list("heat", HEAT)
 MANY_POINTS = 1500  # a cloud of more is drawn as an image within the drawing
 _ONE_AT_A_TIME = threading.RLock()  # matplotlib's settings belong to the whole process
@@ -232,7 +231,7 @@ def _conditions(lines: Lines) -> Drawing:
     panels = list(dict.fromkeys(s.panel for s in lines.series))
     values = np.concatenate([s.y for s in lines.series])
     values = values[np.isfinite(values)]
-    far = len(values) > 0 and values.min() > 0 and values.max() > FAR * values.min()
+    far = len(values) > 0 and values.min() > 0 and values.max() > lines.far * values.min()
     logarithmic = not lines.same_scale and bool(far)
     columns = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
     rows = -(-len(panels) // columns)
@@ -367,7 +366,9 @@ def _columns(ax: Axes, panel: Columns) -> None:
         dash = (0, DASHES[1 + i % 3])
         ax.plot([-0.7, line.until - 0.3], [line.value] * 2, color=INK, linewidth=1, linestyle=dash, label=label)
     _name_ticks(ax.xaxis, panel.names, 40)
-    ax.set(ylabel=panel.y, ylim=(0, 100), xlim=(-0.7, len(at) - 0.3))
+    ax.set(ylabel=panel.y, xlim=(-0.7, len(at) - 0.3))
+    if panel.high is not None:
+        ax.set_ylim(0, panel.high)
     ax.grid(visible=False, axis="x")
 
 

@@ -7,13 +7,11 @@ computed does not tell it from others, its precision does."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
-from fedkin.config import Config, effective
+from fedkin.config import LATER, Config, effective
 from fedkin.runs.folder import RunInfo
 
 Run = Config | RunInfo
@@ -23,9 +21,10 @@ _PLACE = {f.name: i for i, f in enumerate(fields(Config))}
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Every setting that changes what comes out of a run, an option as `options.NAME`. Of a run that has its folder,
-    options are all there, and precision and evaluation point are what "auto" stood for."""
-    found = run.settings() if isinstance(run, RunInfo) else effective(run.to_dict())
+    """Every setting that changes what comes out of a run, an option as `options.NAME`; what an older run could not say
+    is what it was done with. Of a run that has its folder, options are all there, and precision and evaluation point
+    are what "auto" stood for."""
+    found = {**LATER, **(run.settings() if isinstance(run, RunInfo) else effective(run.to_dict()))}
     options = run.options if isinstance(run, RunInfo) else found["options"]
     return {**{k: v for k, v in found.items() if k != "options"}, **{f"{OPTION}{k}": v for k, v in options.items()}}
 
@@ -47,6 +46,8 @@ class Group(Generic[T]):
 
     def over_seeds(self, value: Callable[[T], float]) -> dict[str, float]:
         """Mean and standard deviation (NaN for a single seed) of what is a number."""
+        import numpy as np  # which a list of runs does without
+
         each = np.array([value(member) for member in self.members], float)
         each = each[np.isfinite(each)]
         return {
@@ -95,6 +96,28 @@ def _varied(known: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
     return rows, columns
 
 
+def told_apart(runs: Sequence[Run], beside: Collection[str] = ()) -> list[str]:
+    """For each run the settings in which it differs from others of its method on the same data, as one types them, and
+    none of those that stand `beside` it."""
+    known = [settings_of(run) for run in runs]
+    values: dict[tuple[str, str], dict[str, set[str]]] = {}
+    for own in known:
+        of_these = values.setdefault(_peers(own), {})
+        for key in own.keys() - {"method", "data", "seed", *beside}:
+            of_these.setdefault(key, set()).add(repr(own[key]))
+    found = []
+    for own in known:
+        keys = [k for k, different in values[_peers(own)].items() if len(different) > 1 and k in own]
+        keys.sort(key=lambda k: (_PLACE.get(k, -1), k))
+        words = (f"{k.removeprefix(OPTION)}={'none' if own[k] is None else own[k]}" for k in keys)
+        found.append(" ".join(words))
+    return found
+
+
+def _peers(own: Mapping[str, Any]) -> tuple[str, str]:
+    return str(own.get("method")), str(own.get("data"))
+
+
 def _row(own: Mapping[str, Any], known: Sequence[Mapping[str, Any]], rows: Sequence[str]) -> str:
     peers = [other for other in known if other.get("method") == own.get("method")]
     options = dict.fromkeys(k for peer in peers for k in peer if k.startswith(OPTION))
@@ -111,6 +134,8 @@ def said(key: str, value: Any) -> str:
     """A setting in a word or two."""
     if key == "attack":
         return "no attack" if value == "none" else str(value)
+    if value is None:
+        return f"{key.replace('_', ' ')} not set"
     if key == "malicious" and isinstance(value, int | float):
         return f"{100 * value:g} % malicious"
     return f"{key.replace('_', ' ')} {value}"

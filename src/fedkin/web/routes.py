@@ -76,15 +76,18 @@ def _add_pages(app: FastAPI, catalogue: Catalogue, pages: Environment) -> None:
 
     @app.get("/run/{name}")
     def run(name: str) -> Response:
-        found = catalogue.find(name).info.id
-        return page("run.html", run=found, figures=FIGURES) if found == name else RedirectResponse(f"/run/{found}")
+        found = catalogue.find(name).info
+        if found.id != name:
+            return RedirectResponse(f"/run/{found.id}")
+        return page("run.html", run=found.id, figures=FIGURES, put=found.metric.put)
 
     @app.get("/run/{name}/client/{client}")
     def client(name: str, client: int) -> Response:
         found = catalogue.find(name).info
         if not 0 <= client < len(found.names):
             raise UsageError(f"client {client}: this run has clients 0 to {len(found.names) - 1}")
-        return page("client.html", run=found.id, client=client)
+        classes = found.prepared.get("classes") != 0
+        return page("client.html", run=found.id, client=client, metric=found.metric, classes=classes)
 
     @app.get("/palette.css")
     def colours() -> Response:
@@ -92,7 +95,7 @@ def _add_pages(app: FastAPI, catalogue: Catalogue, pages: Environment) -> None:
 
     @app.get("/compare")
     def compare() -> HTMLResponse:
-        return page("compare.html", measures={name: words for name, (words, _, _) in MEASURES.items()})
+        return page("compare.html", measures=MEASURES)
 
     @app.get("/report/{name}")
     def report(name: str) -> Response:

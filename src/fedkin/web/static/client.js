@@ -1,6 +1,6 @@
 // One client of one run: how well its own model does round by round, what it sent, what happened to it.
 
-import { ask, apiPath, byId, make, percent, percentTick, plain, runPath, seconds, shown, size, sizeTick, table } from "./base.js";
+import { ask, apiPath, byId, make, percentTick, plain, plainTick, runPath, scoreOf, seconds, shown, size, sizeTick, table } from "./base.js";
 import { bars, lineChart } from "./charts.js";
 
 const place = byId("content").dataset;
@@ -19,19 +19,20 @@ async function start() {
   }
   const series = page.series;
   const last = series.accuracy.at(-1);
+  const [score, share] = [scoreOf(page), page.unit === "%"];
   const others = page.attacked ? "benign clients" : "all clients";
   byId("tiles").replaceChildren(
-    tile("accuracy", percent(last), `round ${plain(series.round.at(-1))}; mean of ${others}: ${percent(page.macro.at(-1))}`),
-    tile("test samples", plain(series.count.at(-1)), `${plain(series.correct.at(-1))} right`),
+    tile(page.metric, score(last), `round ${plain(series.round.at(-1))}; mean of ${others}: ${score(page.macro.at(-1))}`),
+    tile("test samples", plain(series.count.at(-1)), page.metric === "accuracy" ? `${plain(series.correct.at(-1))} right` : null),
     tile("received", size(page.bytes_down)), tile("sent", size(page.bytes_up)), tile("time", seconds(page.seconds)),
     tile("events", plain(page.events.length), page.removed ? `removed in round ${page.removed}` : "not removed"));
   lineChart(byId("accuracy"), {
-    label: `Accuracy of client ${page.name}`, x: "round", whole: true, low: 0, high: 100, showY: percent, tickY: percentTick,
+    label: `${page.metric} of client ${page.name}`, x: "round", whole: true, showY: score, ...(share ? { low: 0, high: 100, tickY: percentTick } : { tickY: plainTick, far: 50 }),
     series: [{ name: "this client", slot: 0, points: series.round.map((r, i) => [r, series.accuracy[i]]) },
       { name: `mean of ${others} (macro)`, slot: 6, dash: 1, points: page.macro_round.map((r, i) => [r, page.macro[i]]) }],
   });
   lineChart(byId("loss"), {
-    label: `Test loss of client ${page.name}`, x: "round", whole: true, low: 0,
+    label: `Test loss of client ${page.name}`, x: "round", whole: true, low: 0, far: 50, tickY: plainTick,
     series: [{ name: "test loss", slot: 1, points: series.round.map((r, i) => [r, series.loss[i]]) }],
   });
   lineChart(byId("bytes"), {
@@ -39,7 +40,7 @@ async function start() {
     series: [{ name: "received", slot: 0, points: page.traffic.round.map((r, i) => [r, page.traffic.bytes_down[i]]) },
       { name: "sent", slot: 1, dash: 1, points: page.traffic.round.map((r, i) => [r, page.traffic.bytes_up[i]]) }],
   });
-  if (page.classes.length) {
+  if (!byId("classes")) { /* samples have no classes */ } else if (page.classes.length) {
     bars(byId("classes"), { label: `Samples of client ${page.name} by class`, items: page.classes.map((row) =>
       ({ label: row.name, parts: [{ name: "samples", value: row.count, slot: 0 }] })) });
   } else byId("classes").replaceChildren(make("p", { class: "empty" }, page.classes_problem || "The run did not store how many samples of each class this client has."));
