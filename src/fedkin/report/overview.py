@@ -23,9 +23,9 @@ def tables(groups: Sequence[Group]) -> dict[str, Any]:
         "title": _title(runs),
         "scores": f"{words[:1].upper() if metrics[0].name == 'accuracy' else words[:1]}{words[1:]}",
         "metric": metrics[0].name,
-        "groups": [_summary(group) for group in groups],
+        "groups": [_summary(group, len(metrics) > 1) for group in groups],
         "judged": _judged(runs),
-        "runs": [_row(run) for run in runs],
+        "runs": [_row(run, len(metrics) > 1) for run in runs],
         "older": [run.info.id for group in groups for run in group.older],
         "clients": _clients(runs[0]) if len(runs) == 1 else None,
         "settings": _settings(runs, alike=True),
@@ -45,20 +45,20 @@ def text(mean: float, std: float = np.nan, digits: int = 2) -> str:
     return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if np.isfinite(std) else "")
 
 
-def _score(run: RunData, mean: float, std: float = np.nan) -> str:
-    """Of the run's metric; another than accuracy is named."""
+def _score(run: RunData, mean: float, std: float = np.nan, named: bool = False) -> str:
+    """Of the run's metric, `named` unless it is accuracy."""
     metric = run.metric
     spread = f" ± {metric.said(std)}" if np.isfinite(std) else ""
-    named = "" if metric.name == "accuracy" else f" {metric.name}"
-    return f"{metric.said(mean)}{spread}{named}" if np.isfinite(mean) else "–"
+    name = f" {metric.name}" if named and metric.name != "accuracy" else ""
+    return f"{metric.said(mean)}{spread}{name}" if np.isfinite(mean) else "–"
 
 
-def _summary(group: Group) -> dict[str, Any]:
+def _summary(group: Group, named: bool) -> dict[str, Any]:
     def cell(value: Callable[[RunData], float], digits: int = 2) -> str:
         return text(**group.over_seeds(value), digits=digits)
 
     def score(value: Callable[[RunData], float]) -> str:
-        return _score(group.members[0], **group.over_seeds(value))
+        return _score(group.members[0], **group.over_seeds(value), named=named)
 
     points = list(dict.fromkeys(_evaluated(run) for run in group.members))
     unfinished = [run for run in group.members if run.info.status != "finished"]
@@ -99,7 +99,7 @@ def _judged(runs: Sequence[RunData]) -> str:
     return f"All models were evaluated {''.join(POINTS.get(p, p) for p in points)}."
 
 
-def _row(run: RunData) -> dict[str, Any]:
+def _row(run: RunData, named: bool) -> dict[str, Any]:
     info, git = run.info, run.info.environment.get("git")
     best = f"round {text(run.best['round'], digits=0)}, chosen on {run.best_by}"
     commit = ""
@@ -112,10 +112,10 @@ def _row(run: RunData) -> dict[str, Any]:
         "seed": info.seed,
         "created": info.created[:40],
         "rounds": f"{info.rounds_done} of {info.rounds_total}",
-        "macro": _score(run, run.last["macro"]),
-        "micro": _score(run, run.last["micro"]),
-        "worst": _score(run, run.last["worst_decile"]),
-        "best": f"{_score(run, run.best['micro'])} ({best})",
+        "macro": _score(run, run.last["macro"], named=named),
+        "micro": _score(run, run.last["micro"], named=named),
+        "worst": _score(run, run.last["worst_decile"], named=named),
+        "best": f"{_score(run, run.best['micro'], named=named)} ({best})",
         "split": split_hash(run)[:16],
         "commit": commit or "unknown",
         "fedkin": str(info.environment.get("fedkin", ""))[:20],
@@ -139,7 +139,7 @@ def _clients(run: RunData) -> dict[str, Any] | None:
     rows = [
         {
             "name": name[:80],
-            "accuracy": _score(run, each["accuracy"][c]).removesuffix(f" {run.metric.name}"),
+            "accuracy": _score(run, each["accuracy"][c]),
             "loss": text(each["loss"][c], digits=3) if abs(each["loss"][c]) < 1e6 else f"{each['loss'][c]:.4g}",
             "tested": text(each["count"][c], digits=0),
             "fate": "; ".join(_fate(words, when) for words, when in fates.get(c, {}).items()),

@@ -149,11 +149,11 @@ def per_megabyte(groups: Sequence[Group], column: str = "macro") -> Figure:
 
 def _compared(groups: Sequence[Group], column: str, x: str, along: str) -> Figure:
     metric = figures.LOSSES if column.endswith("loss") else metric_of(groups)
-    what, unit = metric.put(MEASURES[column]), figures.unit_of(metric)
+    what, unit = metric.put(MEASURES[column].capitalize()), figures.unit_of(metric)
     y = LOSS if metric is figures.LOSSES else figures.axis(metric)
     lines = series(groups, column, x)
     benign = ", under attack of the benign ones" if any(run.malicious for run in of_all(groups)) else ""
-    caption = f"{what[:1].upper()}{what[1:]}, of the clients' personal models{benign}.{along}"
+    caption = f"{what}, of the clients' personal models{benign}.{along}"
     if any(s.low is not None for s in lines):
         caption += " The band is one standard deviation over seeds to either side."
     if any(s.last is not None for s in lines):

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
+from textwrap import wrap
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -119,6 +120,11 @@ def printable(text: str) -> str:
 
 def _short(name: str, most: int = 14) -> str:
     return printable(name if len(name) <= most else name[: most - 1] + "…")
+
+
+def _folded(name: str, wide: int, most: int) -> str:
+    """In lines that are no wider: labels often differ in their last words."""
+    return "\n".join(wrap(printable(name), wide, max_lines=most, placeholder=" …"))
 
 
 def _sheet(height: float, rows: int = 1, columns: int = 1, **how: Any) -> tuple[Drawing, list[Axes]]:
@@ -240,7 +246,7 @@ def _conditions(lines: Lines) -> Drawing:
     drawing, axes = _sheet(height, rows, columns, sharey=lines.same_scale or logarithmic)
     for ax, panel in zip(axes, panels, strict=False):
         _lines(ax, lines, [s for s in lines.series if s.panel == panel])
-        ax.set_title(_short(panel, 96 // columns))
+        ax.set_title(_folded(panel, 96 // columns, 3))
         ax.set_ylabel("")
         if logarithmic:
             ax.set_yscale("log")
@@ -383,7 +389,7 @@ def _strips(ax: Axes, panel: Strips) -> None:
             ax.scatter(*where, s=13, color=colour, alpha=0.75, linewidths=0, rasterized=crowd)
         ax.plot([np.median(order)] * 2, [row - 0.36, row + 0.36], color=INK, linewidth=2)
     ax.axvline(0, color=MUTED, linewidth=1)
-    ax.set_yticks(range(len(panel.rows)), [_short(n, 40) for n in panel.rows])
+    ax.set_yticks(range(len(panel.rows)), [_folded(n, 40, 2) for n in panel.rows])
     ax.set(ylim=(len(panel.rows) - 0.4, -0.6))
     ax.grid(visible=False, axis="y")
 
@@ -394,7 +400,7 @@ def _bars(ax: Axes, panel: Bars) -> None:
         label = part.label if len(panel.parts) > 1 else None
         ax.barh(at, part.values, 0.7, left=total, color=SERIES[part.colour], label=label)
         total = total + part.values
-    ax.set_yticks(at, [_short(row, 38) for row in panel.rows])
+    ax.set_yticks(at, [_folded(row, 38, 2) for row in panel.rows])
     ax.set_ylim(max(len(at) - 0.4, 1), min(-0.6, len(at) - 2))
     ax.grid(visible=False, axis="y")
     ax.xaxis.set_major_locator(MaxNLocator(4))

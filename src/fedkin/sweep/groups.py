@@ -17,6 +17,7 @@ from fedkin.runs.folder import RunInfo
 Run = Config | RunInfo
 T = TypeVar("T")
 OPTION = "options."
+USUAL = Config().to_dict()
 _PLACE = {f.name: i for i, f in enumerate(fields(Config))}
 
 
@@ -97,8 +98,8 @@ def _varied(known: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
 
 
 def told_apart(runs: Sequence[Run], beside: Collection[str] = ()) -> list[str]:
-    """For each run the settings in which it differs from others of its method on the same data, as one types them, and
-    none of those that stand `beside` it."""
+    """For each run the settings in which it differs from others of its method on the same data, as one types them:
+    those without their default, and none that stands `beside` it."""
     known = [settings_of(run) for run in runs]
     values: dict[tuple[str, str], dict[str, set[str]]] = {}
     for own in known:
@@ -107,7 +108,8 @@ def told_apart(runs: Sequence[Run], beside: Collection[str] = ()) -> list[str]:
             of_these.setdefault(key, set()).add(repr(own[key]))
     found = []
     for own in known:
-        keys = [k for k, different in values[_peers(own)].items() if len(different) > 1 and k in own]
+        several = (k for k, different in values[_peers(own)].items() if len(different) > 1 and k in own)
+        keys = [k for k in several if k not in USUAL or repr(own[k]) != repr(USUAL[k])]
         keys.sort(key=lambda k: (_PLACE.get(k, -1), k))
         words = (f"{k.removeprefix(OPTION)}={'none' if own[k] is None else own[k]}" for k in keys)
         found.append(" ".join(words))
@@ -127,7 +129,9 @@ def _row(own: Mapping[str, Any], known: Sequence[Mapping[str, Any]], rows: Seque
 
 
 def said_of(settings: Mapping[str, Any]) -> str:
-    return ", ".join(said(k, v) for k, v in settings.items())
+    """Conditions in words; what every run was done with before one could choose goes without saying beside others."""
+    told = {k: v for k, v in settings.items() if (k, v) not in LATER.items()}
+    return ", ".join(said(k, v) for k, v in (told or settings).items())
 
 
 def said(key: str, value: Any) -> str:

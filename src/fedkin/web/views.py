@@ -296,5 +296,7 @@ def compare_page(runs: Sequence[RunFolder], measure: str = "macro", seeds: bool 
 
 def _settings(info: RunInfo) -> dict[str, Any]:
     """All that was filled in."""
-    config = clean({k: v for k, v in {**LATER, **info.settings(given=False)}.items() if k != "options"})
+    told = info.settings(given=False)
+    later = {k: v for k, v in LATER.items() if k not in told}  # what an older run could not say
+    config = clean({k: v for k, v in {**told, **later}.items() if k != "options"})
     return {**config, **{f"options.{k}": v for k, v in clean(info.options).items()}}
