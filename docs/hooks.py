@@ -26,7 +26,7 @@ OUTSIDE = {"README.md": "index.md", **{name: name for name in AS_THEY_ARE}}
 CALLED = {**OUTSIDE, "examples": "examples.md"}
 """What has another place on the site than in the repository, where all but this is below docs/."""
 REFERENCE = {
-    "Runs": ("run", "resume", "join", "compare", "Result", "Newcomers", "Config"),
+    "Runs": ("run", "resume", "join", "compare", "tune", "Result", "Newcomers", "Tuned", "Config"),
     "Methods": ("Method", "METHODS", "option", "Keep", "Federation", "Clients", "each", "weighted_mean", "Cohort"),
     "Training": ("Model", "SGD", "Adam", "Term", "cross_entropy", "align", "guide"),
     "Tasks": ("task", "Task", "TASKS", "Metric"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedkin.testing.method_checks import METHOD_CHECKS as CHECKS
 from fedkin.testing.method_checks import (
+    another_run_can_begin_with_it,
     can_be_evaluated_at_every_point,
     can_be_rehearsed,
     does_not_depend_on_the_chunk,
@@ -46,6 +47,7 @@ __all__ = [
     "CLASSES",
     "FEATURES",
     "Network",
+    "another_run_can_begin_with_it",
     "can_be_evaluated_at_every_point",
     "can_be_rehearsed",
     "does_not_depend_on_the_chunk",

@@ -24,13 +24,25 @@ import typer
 
 from fedkin.cli.application import app
 from fedkin.config import make_config, read_toml
+from fedkin.data import load as load_data
 from fedkin.runs.catalogue import Catalogue
 from fedkin.use.model_file import load
 
 PAGE = (Path(__file__).parent.parent / "docs" / "deploy.md").read_text(encoding="utf-8")
 BLOCKS = [(kind.strip(), body) for kind, body in re.findall(r"^```([^\n]*)\n(.*?)^```", PAGE, re.M | re.S)]
-KINDS = {"sh", "sh server", "sh site", "sh server stays", "sh site stays", "sh server resume", "toml", "python"}
+KINDS = {
+    "sh",
+    "sh server",
+    "sh site",
+    "sh server stays",
+    "sh site stays",
+    "sh server resume",
+    "sh server late",
+    "toml",
+    "python",
+}
 SITES = ("oslo", "paris", "rome", "vienna")
+LATE = "bern"
 HOST = "server.example.org"
 COPY = f"""#!/bin/sh
 # scp between machines that are folders
@@ -81,7 +93,7 @@ class Machines:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.running = folder, dict[str, subprocess.Popen[bytes]]()
-        for name in ("home", "server", *SITES):
+        for name in ("home", "server", *SITES, LATE):
             (folder / name).mkdir()
         tools = folder / "tools"
         tools.mkdir()
@@ -183,7 +195,25 @@ def test_the_walk_through(machines: Machines) -> None:
             kill_and_return(machines, client, body)
             for name in ("server", *SITES):
                 machines.finish(name)
-    check_what_is_left(machines)
+        elif kind == "sh server late":
+            check_what_is_left(machines)
+            come_late(machines, client, body)
+
+
+def come_late(machines: Machines, client: str, join: str) -> None:
+    """As the page says: data, key and certificates, and the same client as everybody's."""
+    digits, (made, fetch) = load_data("digits"), (b for k, b in BLOCKS if k == "sh site" and "scp" in b)
+    np.savez(machines.folder / LATE / f"{LATE}.npz", x=digits.x[:90], y=digits.y[:90])
+    machines.run(LATE, made)
+    begun = machines.log("server").read_text()
+    machines.start("server", join)
+    machines.until(lambda: "serving on" in machines.log("server").read_text().removeprefix(begun))
+    machines.run(LATE, fetch)
+    machines.start(LATE, client)
+    machines.finish(LATE)
+    model = load(machines.folder / LATE / f"fedkin-{LATE}" / "personal.safetensors")
+    assert (model.card.site, model.card.method) == (LATE, "fedcap")
+    machines.until(lambda: f"site '{LATE}' came late" in machines.log("server").read_text())
 
 
 def kill_and_return(machines: Machines, client: str, resume: str) -> None:

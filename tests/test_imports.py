@@ -184,8 +184,9 @@ def test_a_run_is_begun_and_restored_in_one_place() -> None:
     assert places("restore") == ["deploy/server.py:resume_server", "runs/start.py:resume"]
     assert places("begin") == ["deploy/server.py:run_server", "runs/start.py:start", "sweep/executor.py:_recorder"]
     assert {p.partition(":")[0] for p in places("Recorder.create")} == {"runs/start.py", "bench/overheads.py"}
-    assert {p.partition(":")[0] for p in places("checkpoint.load")} == {"runs/restore.py"}
-    looking = {"runs/restore.py:_put_back", "runs/restore.py:as_it_was", "runs/extension.py:check_longer"}
+    assert {p.partition(":")[0] for p in places("checkpoint.load")} == {"runs/restore.py", "runs/begun_with.py"}
+    assert places("begun_with.kept") == ["runs/restore.py:as_it_was", "runs/start.py:resume"]
+    looking = {"runs/restore.py:_put_back", "runs/restore.py:at_newest", "runs/extension.py:check_longer"}
     assert set(places("sound_checkpoints")) == looking
     assert {p.partition(":")[0] for p in places("database.rewrite")} == {"runs/restore.py"}
 
@@ -193,7 +194,12 @@ def test_a_run_is_begun_and_restored_in_one_place() -> None:
 def test_there_is_one_runner_of_grids() -> None:
     """Compare, demo, reproduce and Python go through it, and nobody else starts runs one after another, lays them
     together or brings up processes for them."""
-    assert set(places("run_sweep")) == {"api.py:compare", "cli/grid.py:run_grid", "papers/runner.py:reproduce"}
+    assert set(places("run_sweep")) == {
+        "api.py:compare",
+        "cli/grid.py:run_grid",
+        "papers/runner.py:reproduce",
+        "sweep/tuning.py:_Batch.run",
+    }
     assert set(places("run_together")) == {"sweep/executor.py:Executor._together", "bench/cells.py:cell_costs"}
     assert {p.partition(":")[0] for p in places("Lockstep")} == {"sweep/together.py"}
     assert {p.partition(":")[0] for p in places("context.Process")} == {"sweep/processes.py"}

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedkin import api
 from fedkin.config import make_config
+from fedkin.core.messages import for_some
 from fedkin.data import load
 from fedkin.deploy.greeting import Facts, together
 from fedkin.deploy.server import prepare_deployed
@@ -68,9 +69,10 @@ class InPerson:
     def send(
         self, ids: Sequence[int], message: Mapping[str, Any], fields: Mapping[str, Any], bounds: Bounds
     ) -> dict[int, str]:
-        for client in ids:
+        for row, client in enumerate(ids):
             whole = {"kind": "call", "run": "run-1", "attempt": self.attempt, **fields}
-            reply = unpack(self.workers[client].answer({"own": pack(dict(message), whole)}))
+            own = for_some(message, slice(row, row + 1))
+            reply = unpack(self.workers[client].answer({"own": pack(own, whole)}))
             assert reply.fields["kind"] == "reply", reply.fields
             self.came[client] = Delivery(reply.values, reply.fields)
         return {}

@@ -187,6 +187,7 @@ TABLE: dict[str, Walk | str] = {
     "task": Walk("classification:weights=balanced"),
     "metrics": Walk("auc", ("metrics",)),
     "model": Walk("fedcap-emnist", ("parameters", "trained")),
+    "start_from": ELSEWHERE,  # test_warm
     "init": ELSEWHERE,
     "head": Walk("", ("trained",), (), {"method": "fedper"}),
     "buffers": Walk("local", (), tuple(ROUTES)),

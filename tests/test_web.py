@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
@@ -15,10 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import click
 import httpx
 import numpy as np
 import pytest
+import typer
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -26,12 +31,15 @@ pytest.importorskip("uvicorn")
 from colours import contrast, looks
 from starlette.testclient import TestClient
 
+from fedkin.cli.application import app
 from fedkin.config import make_config
 from fedkin.errors import DataError, UsageError
-from fedkin.report import palette, svg
+from fedkin.report import one_client, palette, svg
+from fedkin.report.figures import Across, Bars, Columns, Figure, Lines, Part, Series, Strips
 from fedkin.report.one_run import FIGURES
 from fedkin.report.page import write_report
 from fedkin.report.queries import PAGE, select
+from fedkin.report.saving import as_csv
 from fedkin.runs.database import TABLES, Database, create
 from fedkin.runs.folder import RunFolder
 from fedkin.web import stream as live
@@ -419,19 +427,172 @@ def test_filters_sorting_and_paging(runs: Path, web: TestClient) -> None:
     assert web.get("/api/runs", params={"limit": "many"}).status_code == 400
 
 
-def test_a_run_that_stopped_names_the_command_that_goes_on_with_it(runs: Path, web: TestClient) -> None:
-    make_run(runs, "done")
+def test_a_run_says_what_can_be_done_next(runs: Path, web: TestClient) -> None:
+    """What its folder cannot give is not offered."""
+    make_run(runs, "bare")
     make_run(runs, "stopped", status="interrupted")
-    make_run(runs, "broke", status="failed")
-    (make_run(runs, "served", status="interrupted") / "sites.json").write_text("[]")
-    found = {name: web.get(f"/api/runs/{name}").json()["resume"] for name in ("done", "stopped", "broke", "served")}
-    where = f"--runs-dir {runs}"
-    assert found == {
-        "done": None,
-        "stopped": f"fedkin resume stopped {where}",
-        "broke": f"fedkin resume broke {where}",
-        "served": f"fedkin server --resume served {where}",
-    }
+    make_run(runs, "broke", status="failed", objects=["model"])
+    (make_run(runs, "going", status="interrupted", rounds_done=0) / "sites.json").write_text("[]")
+    for name in ("done", "served", "given"):
+        folder = make_run(runs, name, **({"objects": ["model"]} if name == "given" else {}))
+        (folder / "checkpoints").mkdir()
+        for end in ("json", "safetensors"):
+            (folder / "checkpoints" / f"round-000004.{end}").write_bytes(b"")
+    (runs / "served" / "sites.json").write_text("[]")
+    where, server = f" --runs-dir {runs}", " --keys keys --host 0.0.0.0"
+
+    def steps(name: str) -> list[str]:
+        told = web.get(f"/api/runs/{name}").json()["next"]
+        assert all(step["words"] and step["command"].endswith(where) for step in told)
+        return [step["command"].removesuffix(where) for step in told]
+
+    assert steps("bare") == ["fedkin report bare", "fedkin show bare"]
+    assert steps("stopped") == ["fedkin resume stopped", "fedkin report stopped", "fedkin show stopped"]
+    assert steps("broke") == ["fedkin report broke", "fedkin show broke"]
+    assert steps("going") == [f"fedkin server --resume going{server}", "fedkin show going"]
+    assert steps("done")[:3] == [
+        "fedkin resume done --rounds 8",
+        "fedkin join done --data NEW.csv",
+        "fedkin export done --client all --to models",
+    ]
+    assert steps("served")[0] == f"fedkin server --join served{server}"
+    assert steps("given") == ["fedkin report given", "fedkin show given"]
+    known = typer.main.get_command(app)
+    for name in ("stopped", "going", "done", "served"):
+        for words in map(str.split, steps(name)):
+            assert isinstance(known, click.Group)
+            options = {o for p in known.commands[words[1]].params for o in p.opts}
+            assert {w for w in words if w.startswith("--")} | {"--runs-dir"} <= options, words
+
+
+# ---------------------------------------------------------------- figures as files
+
+
+def test_a_figure_is_saved_as_the_report_draws_it_and_as_its_numbers(real: tuple[Path, dict[str, Any]]) -> None:
+    runs, results = real
+    web = client_of(runs)
+    for name, result in results.items():
+        for figure in FIGURES:
+            shown, numbers = (web.get(f"/api/runs/{name}/figures/{figure}{rest}") for rest in ("", "/csv"))
+            if "why" in shown.json():
+                assert numbers.status_code == 404
+                assert shown.json()["why"] in numbers.json()["error"]
+            else:
+                assert len(list(csv.reader(io.StringIO(numbers.text)))) > 1
+        rows = list(csv.reader(io.StringIO(web.get(f"/api/runs/{name}/figures/accuracy-per-round/csv").text)))
+        assert rows[0] == ["line", "round", "test accuracy, %", "low", "high"]
+        macro = [float(row[2]) for row in rows if row[0] == "macro"]
+        assert macro == [r.accuracy.macro for r in result.history if not r.final]
+    name = next(n for n in results if n.startswith("pfedcs"))
+    for figure in ("accuracy-per-round", "matrix"):
+        drawing = web.get(f"/api/runs/{name}/figures/{figure}/svg")
+        made = views.figure_of(RunFolder.open(str(runs / name)), figure)
+        assert isinstance(made, Figure)
+        assert drawing.content == svg.save(svg.draw(made), "svg")
+        assert drawing.headers["content-disposition"] == f'attachment; filename="{name}-{figure}.svg"'
+        assert drawing.headers["content-type"] == "image/svg+xml"
+        assert "default-src 'none'; sandbox" in drawing.headers["content-security-policy"]
+
+
+def test_one_round_of_who_learns_from_whom_is_saved(real: tuple[Path, dict[str, Any]]) -> None:
+    runs, results = real
+    web, name = client_of(runs), next(n for n in results if n.startswith("pfedcs"))
+    first, last = (web.get(f"/api/runs/{name}/figures/matrix/csv?round={r}") for r in (1, 3))
+    assert first.headers["content-disposition"] == f'attachment; filename="{name}-matrix-round-1.csv"'
+    assert first.text != last.text
+    table = list(csv.reader(io.StringIO(first.text)))
+    panel = web.get(f"/api/runs/{name}/figures/matrix?round=1").json()["panels"][0]
+    assert table[0][1:] == panel["columns"]
+    assert [row[0] for row in table[1:]] == panel["rows"]
+    assert [[float(v) if v else None for v in row[1:]] for row in table[1:]] == panel["values"]
+
+
+def test_figures_of_clients_and_of_several_runs_are_saved(real: tuple[Path, dict[str, Any]]) -> None:
+    runs, results = real
+    web, (one, two, *_) = client_of(runs), results
+    for figure in one_client.FIGURES:
+        for kind in ("svg", "csv") if figure in ("loss", "classes") else ("csv",):
+            answer = web.get(f"/api/runs/{one}/clients/3/figures/{figure}/{kind}")
+            assert answer.status_code == 200, answer.text
+            assert f"{one}-client-3-{figure}.{kind}" in answer.headers["content-disposition"]
+    shown = web.get(f"/api/runs/{one}/clients/3").json()
+    panel = web.get(f"/api/runs/{one}/clients/3/figures/accuracy").json()["panels"][0]
+    assert panel["series"][0]["y"] == shown["series"]["accuracy"]
+    assert panel["series"][1]["y"] == shown["macro"]
+    traffic = web.get(f"/api/runs/{one}/clients/3/figures/bytes").json()["panels"][0]
+    assert [line["y"][-1] for line in traffic["series"]] == [shown["bytes_down"], shown["bytes_up"]]
+    several = {"run": [one, two], "measure": "worst_decile"}
+    rows = list(csv.reader(io.StringIO(web.get("/api/compare/per-round/csv", params=several).text)))
+    assert {row[0] for row in rows[1:]} == {"fedcap", "c-pfl", "c-pfl, after the last fine-tuning"}
+    drawing = web.get("/api/compare/per-megabyte/svg", params=several)
+    assert drawing.headers["content-disposition"] == 'attachment; filename="compare-per-megabyte-worst_decile.svg"'
+    assert drawing.content.startswith(b"<?xml")
+
+
+def test_what_cannot_be_saved_says_why(runs: Path, web: TestClient) -> None:
+    make_run(runs)
+    for path, why in {
+        "/api/runs/made/figures/split/exe": "unknown format 'exe'",
+        "/api/runs/made/figures/nothing/svg": "unknown figure 'nothing'",
+        "/api/runs/made/clients/9/figures/loss/svg": "clients 0 to 2",
+        "/api/runs/made/clients/1/figures/nothing/csv": "unknown figure 'nothing'",
+        "/api/compare/per-round/svg?run=made": "select from 2",
+        "/api/compare/per-year/svg?run=made&run=made&run=other": "",
+    }.items():
+        answer = web.get(path)
+        assert answer.status_code == 404, path
+        assert why in answer.json()["error"]
+
+
+def test_names_in_files_are_neither_markup_nor_formulas(runs: Path, web: TestClient) -> None:
+    """A spreadsheet computes what begins with an equals sign, a browser what looks like an element."""
+    make_run(runs, names=["=cmd|' /C calc'!A0", SCRIPT, "a,b\n\x00c"])
+    table = list(csv.reader(io.StringIO(web.get("/api/runs/made/figures/split/csv").text)))
+    assert [row[0] for row in table[1:3]] == ["'=cmd|' /C calc'!A0", SCRIPT]
+    assert table[3][0].startswith("a,b")
+    for figure in ("split", "removals", "matrix"):
+        answer = web.get(f"/api/runs/made/figures/{figure}/svg")
+        assert answer.status_code == 200
+        assert "<script" not in answer.text
+        ElementTree.fromstring(answer.text)
+        assert not re.search(r"(?:href|src)=\"(?!#|data:image/png)", answer.text)
+
+
+@pytest.mark.parametrize(
+    ("panel", "rows"),
+    [
+        (
+            Lines("round", "loss", "", [Series("a", np.array([1.0, 2.0]), np.array([0.5, np.nan]), last=0.25)]),
+            [
+                ["line", "round", "loss"],
+                ["a", "1", "0.5"],
+                ["a", "2", ""],
+                ["a, after the last fine-tuning", "2", "0.25"],
+            ],
+        ),
+        (
+            Columns(
+                "client",
+                "votes",
+                "%",
+                ["x", "y"],
+                np.array([1.0, 2.5]),
+                [("in", 0), ("out", 1)],
+                [0, 1],
+                [Across("tau", 2, 2)],
+            ),
+            [["client", "votes", "group"], ["x", "1", "in"], ["y", "2.5", "out"], ["tau", "2", "line"]],
+        ),
+        (Strips("gain", {"a": np.array([-1.0, 2.0])}), [["", "gain"], ["a", "-1"], ["a", "2"]]),
+        (
+            Bars("bytes", "B", ["train"], [Part("down", 0, np.array([3.0])), Part("up", 1, np.array([4.0]))]),
+            [["bytes", "down", "up"], ["train", "3", "4"]],
+        ),
+    ],
+)
+def test_the_table_of_a_panel(panel: Any, rows: list[list[str]]) -> None:
+    assert list(csv.reader(io.StringIO(as_csv(Figure("", "", [panel]))))) == rows
+    assert as_csv(Figure("", "", [panel, panel])).count("\n\n") == 1
 
 
 def test_only_the_sites_of_a_deployment_know_their_classes(runs: Path, web: TestClient) -> None:
@@ -646,6 +807,7 @@ APIS = (
     "/clients/0",
     *(f"/figures/{name}" for name in FIGURES),
     "/figures/matrix?round=2",
+    *(f"/clients/1/figures/{name}" for name in one_client.FIGURES),
     "/table/events",
     "/notes?name=weights",
     "/table/rounds",

@@ -261,7 +261,7 @@ def test_a_live_run_advances_before_the_eyes(
             done = httpx.get(f"{address}/api/runs/{name}").json()["curves"]["round"]
             until(browser, lambda: browser.execute_script(points) == len(done))
             assert text(browser, "going") == f"{len(done)} of 2000 rounds"
-            assert f"fedkin resume {name}" in until(browser, lambda: text(browser, "problem"))
+            assert f"fedkin resume {name}" in until(browser, lambda: text(browser, "steps"))
             assert "equal throughout" in browser.find_element(By.CSS_SELECTOR, "#bytes-per-round .readout").text
             asked = "return performance.getEntriesByType('resource').map(entry => entry.name)"
             assert sum("/stream" in place for place in browser.execute_script(asked)) == 1
@@ -344,21 +344,84 @@ def test_compare_what_was_selected(browser: webdriver.Chrome, address: str, pict
         until(browser, lambda name=name: _ticked(browser, name))
     assert "3" in link.text
     link.click()
-    until(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#by-round path.line")) == 3)
+    until(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#per-round path.line")) == 3)
     diff = until(browser, lambda: text(browser, "diff"))
     assert "attack" in diff
     assert "ipm" in diff
     picture("compare")
-    before = browser.execute_script("return document.querySelector('#by-round path.line').getAttribute('d')")
+    before = browser.execute_script("return document.querySelector('#per-round path.line').getAttribute('d')")
     Select(browser.find_element(By.ID, "measure")).select_by_value("test_loss")
     until(
         browser,
         lambda: (
-            browser.execute_script("return document.querySelector('#by-round path.line').getAttribute('d')") != before
+            browser.execute_script("return document.querySelector('#per-round path.line').getAttribute('d')") != before
         ),
     )
-    press(browser, "#by-round .legend button", Keys.SPACE)
-    until(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#by-round path.line")) == 2)
+    press(browser, "#per-round .legend button", Keys.SPACE)
+    until(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#per-round path.line")) == 2)
+    assert complaints(browser) == []
+
+
+TOO_WIDE = """
+const inside = (e) => e && (e.matches('.scroll, .unseen, .skip') || inside(e.parentElement));
+return [...document.querySelectorAll('body *')].filter((e) => {
+  const box = e.getBoundingClientRect();
+  return box.width > 1 && (box.right > innerWidth + 1 || box.left < -1) && !inside(e);
+}).map((e) => `${e.tagName} #${e.id} ${Math.round(e.getBoundingClientRect().right)}`);
+"""
+
+
+def test_nothing_is_wider_than_a_phone(browser: webdriver.Chrome, address: str, picture: Callable[..., None]) -> None:
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    names = [run["id"] for run in httpx.get(f"{address}/api/runs").json()["runs"]]
+    capped, voted = (next(n for n in names if n.startswith(method)) for method in ("fedcap", "c-pfl"))
+    pages = {
+        "/": "#runs tbody tr",
+        f"/run/{capped}": "#card-removals svg",
+        f"/run/{voted}": "#card-committee svg",
+        f"/run/{capped}/client/3": "#classes svg",
+        f"/compare?run={capped}&run={voted}": "#numbers tbody tr",
+        "/run/hostile": "#clients tbody tr",
+    }
+    try:
+        for path, drawn in pages.items():
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+            browser.get(f"{address}{path}")
+            until(browser, lambda drawn=drawn: browser.find_elements(By.CSS_SELECTOR, drawn))
+            until(browser, lambda: not browser.execute_script(TOO_WIDE))
+            assert browser.execute_script("return document.documentElement.scrollWidth") == 390, path
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_figures_are_saved_and_commands_copied(browser: webdriver.Chrome, address: str, tmp_path: Path) -> None:
+    run = next(r["id"] for r in httpx.get(f"{address}/api/runs").json()["runs"] if r["id"].startswith("pfedcs"))
+    allowed = {"origin": address, "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    browser.execute_cdp_cmd("Browser.grantPermissions", allowed)
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    browser.get(f"{address}/run/{run}")
+    until(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#card-matrix .save a"))
+    slider = browser.find_element(By.ID, "at-round")
+    browser.execute_script("arguments[0].value = 0; arguments[0].oninput()", slider)
+    until(
+        browser,
+        lambda: (
+            browser.find_element(By.CSS_SELECTOR, "#card-matrix .save a").get_dom_attribute("href")[-7:] == "round=1"
+        ),
+    )
+    for words in ("SVG", "CSV"):
+        press(browser, f"#card-matrix .save a[aria-label$='{words}']", Keys.ENTER)
+    for kind in ("svg", "csv"):
+        file = tmp_path / f"{run}-matrix-round-1.{kind}"
+        until(browser, file.exists)
+        assert file.read_bytes() == httpx.get(f"{address}/api/runs/{run}/figures/matrix/{kind}?round=1").content
+    cards = browser.find_elements(By.CSS_SELECTOR, "section[data-figure]:not([hidden])")
+    until(browser, lambda: all(len(card.find_elements(By.CSS_SELECTOR, ".save a")) == 2 for card in cards))
+    press(browser, "#steps .command button", Keys.ENTER)
+    until(browser, lambda: browser.find_element(By.CSS_SELECTOR, "#steps .command button").text == "copied")
+    copied = browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
+    assert copied.startswith(f"fedkin resume {run} --rounds 10 --runs-dir ")
+    assert browser.find_element(By.CSS_SELECTOR, "#steps code").text == copied
     assert complaints(browser) == []
 
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedkin.api import compare, resume, run
+    from fedkin.api import compare, resume, run, tune
     from fedkin.bench.check import NetworkCheck, check
     from fedkin.compute.layout import Layout
     from fedkin.compute.losses import Term, align, cross_entropy, guide
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedkin.methods import METHODS, Method, option
     from fedkin.models import MODELS, adapters, lora, merged
     from fedkin.rounds import Result
+    from fedkin.sweep.tuning import Tuned
     from fedkin.tasks import TASKS, Metric, Task, task
     from fedkin.use.join import Newcomers, join
 
@@ -27,7 +28,7 @@ from fedkin.version import VERSION as __version__
 
 # Names are looked up when first used: importing torch takes seconds, and `fedkin --help` does not need it.
 _HOMES = {
-    "fedkin.api": ("compare", "resume", "run"),
+    "fedkin.api": ("compare", "resume", "run", "tune"),
     "fedkin.bench.check": ("NetworkCheck", "check"),
     "fedkin.core.cohort": ("Cohort", "Model"),
     "fedkin.core.store": ("Keep",),
@@ -41,6 +42,7 @@ _HOMES = {
     "fedkin.methods": ("METHODS", "Method", "option"),
     "fedkin.models": ("MODELS", "adapters", "lora", "merged"),
     "fedkin.rounds": ("Result",),
+    "fedkin.sweep.tuning": ("Tuned",),
     "fedkin.tasks": ("TASKS", "Metric", "Task", "task"),
     "fedkin.use.join": ("Newcomers", "join"),
 }
@@ -75,6 +77,7 @@ __all__ = [
     "Result",
     "Task",
     "Term",
+    "Tuned",
     "UsageError",
     "__version__",
     "adapters",
@@ -97,5 +100,6 @@ __all__ = [
     "run",
     "shards",
     "task",
+    "tune",
     "weighted_mean",
 ]

@@ -27,19 +27,24 @@ from fedkin.data import (
 from fedkin.data.columns import from_frame, is_frame
 from fedkin.data.targets import Targets
 from fedkin.errors import UsageError
-from fedkin.methods import METHODS, Method, options_of
+from fedkin.methods import METHODS, Method
 from fedkin.models import Given
 from fedkin.registry import Registry
-from fedkin.robust import make_attack
-from fedkin.rounds import Listener, Result, named_spec, run_config
+from fedkin.rounds import Listener, Result, run_config
 from fedkin.rounds.choices import reading_of, targets_of
-from fedkin.rounds.settings import idle, refuse, settled
+from fedkin.rounds.settings import refuse, settled
+from fedkin.rounds.validation import check_scored
 from fedkin.runs import start as runs
 from fedkin.runs.catalogue import Catalogue
+from fedkin.runs.origin import of_result, resolved, with_origin
 from fedkin.sweep.executor import Ended
+from fedkin.sweep.expand import idle_of
 from fedkin.sweep.runner import Cell, Quiet, run_sweep
+from fedkin.sweep.search import space_of
 from fedkin.sweep.selection import check_way, selected
 from fedkin.sweep.statistics import Outcome, groups_of, summary
+from fedkin.sweep.tuning import SHARE, TRIALS, Search, Tuned
+from fedkin.sweep.tuning import tune as find
 from fedkin.tasks import Task
 
 LOG = logging.getLogger("fedkin")
@@ -63,6 +68,7 @@ def run(
     partition: str | Partition = USUAL,
     model: str | Given | None = None,
     task: str | Task | None = None,
+    start_from: str | Result | None = None,
     options: Mapping[str, Any] | None = None,
     on_event: Listener | None = None,
     **settings: Any,
@@ -73,9 +79,10 @@ def run(
     weights are drawn anew from the seed), or its class or a function that makes one; `clients` a number, or your data:
     a list (or a dictionary by name) with one (x, y) or (x_train, y_train, x_test, y_test), data frame with a column
     "label", or torch Dataset per client. `task` says what is learnt, where that is not one class of several: a name, as
-    in "regression:loss=mae", or what `fk.task` makes of your own loss and metrics. With `runs_dir` the run leaves a
-    folder there, `result.run`, and can be resumed. A setting that would change nothing is refused."""
-    asked = _request(method, data, clients, partition, model, options, settings, task=task)
+    in "regression:loss=mae", or what `fk.task` makes of your own loss and metrics. `start_from` is an earlier run, by
+    name or as its result: the new one begins with what that one learnt. With `runs_dir` the run leaves a folder there,
+    `result.run`, and can be resumed. A setting that would change nothing is refused."""
+    asked = _request(method, data, clients, partition, model, options, settings, task=task, start_from=start_from)
     return _run(asked, on_event)
 
 
@@ -156,7 +163,7 @@ def compare(
         _request(**{"method": method, **settings, "seed": seed, "attack": a, "rule": r})
         for a, r, method, seed in product(attacks, rules, methods, chosen)
     ]
-    configs, said = settled([a.config for a in asked], [a.idle() for a in asked])
+    configs, said = settled([a.config for a in asked], [idle_of(a.config, a.objects.get("method")) for a in asked])
     for sentence in said:
         LOG.warning("%s", sentence)
     cells: dict[tuple[Any, str], _Asked] = {}
@@ -189,6 +196,53 @@ def compare(
     return results, summary(selected(groups, select) if select is not None else groups, baseline)
 
 
+def tune(
+    method: str | type[Method],
+    *,
+    search: Mapping[str, Any] | None = None,
+    trials: int = TRIALS,
+    seeds: int | Sequence[int] = 1,
+    prune: bool = True,
+    together: int = 1,
+    jobs: int = 1,
+    devices: Sequence[str] = (),
+    **settings: Any,
+) -> Tuned:
+    """Look for good settings of a method, by trials that are chosen on validation samples; needs Optuna.
+
+    `search` says where, as in {"lr": "1e-3..1:log", "lam": (0.01, 10, "log"), "batch": [10, 20, 50]}; by default the
+    learning rate, and what the method declares. With several `seeds` a trial is a run for each, and the mean decides.
+    `prune`: end trials early that do worse than the median of those before. The other settings are those of `fk.run`;
+    a fifth of the training samples is set aside for validation unless `validation_share` says otherwise. With
+    `runs_dir` the trials leave folders, the same call goes on where one was stopped, and `jobs` and `devices` spread
+    them; not so where a method, a network or data are given as Python objects."""
+    if trials < 1:
+        raise UsageError(f"trials={trials}: must be at least 1")
+    listener = settings.pop("on_event", None)
+    chosen = list(range(seeds) if isinstance(seeds, int) else seeds)
+    if not chosen:
+        raise UsageError(f"seeds={seeds!r}: at least one")
+    if "validation_share" not in settings and not isinstance(settings.get("data"), tuple):
+        settings["validation_share"] = SHARE
+    asked = _request(**{"method": method, **settings, "seed": chosen[0]})
+    _check_folder(asked.config)
+    check_scored(asked.config, _brings_validation(asked.objects.get("data")))
+    kind = asked.objects.get("method") or METHODS[asked.config.method]
+    space = space_of(asked.config, kind, search or {}, idle_of(asked.config, kind))
+    found = find(
+        Search(asked.config, kind, space, chosen, trials, prune, asked.objects),
+        watcher=lambda cells: _Shown(listener),
+        together=together,
+        jobs=jobs,
+        devices=devices,
+    )
+    if found.stopped is not None:
+        raise KeyboardInterrupt
+    for remark in found.remarks:
+        LOG.warning("%s: %s", found.method, remark)
+    return found
+
+
 def _brings_validation(data: Any) -> bool:
     what = data.what if isinstance(data, Brought) else None
     return isinstance(what, tuple) and any(map(len, what[1].validation))
@@ -201,15 +255,9 @@ class _Asked:
     config: Config
     objects: dict[str, Any] = field(default_factory=dict)
 
-    def idle(self) -> dict[str, str]:
-        config = self.config
-        kind = self.objects.get("method") or METHODS[config.method]
-        attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
-        return idle(config, kind, options_of(kind, config.options, config.method), attack)
 
-
-class _Heard(Quiet):
-    """Passes all events on; a run that fails ends the comparison."""
+class _Shown(Quiet):
+    """Passes all events on."""
 
     def __init__(self, listener: Listener | None) -> None:
         self._listener = listener
@@ -217,6 +265,10 @@ class _Heard(Quiet):
     def listener(self, cell: Cell) -> Listener:
         cell.state = "running"
         return self._listener or (lambda event: None)
+
+
+class _Heard(_Shown):
+    """A run that fails ends the comparison."""
 
     def failed(self, cell: Cell, error: str) -> None:
         assert cell.cause is not None
@@ -233,7 +285,7 @@ def _result_of(ended: Ended) -> Result | None:
 def _run(asked: _Asked, on_event: Listener | None) -> Result:
     _check_folder(asked.config)
     start = run_config if asked.config.runs_dir is None else runs.start
-    result = start(asked.config, on_event=on_event, **asked.objects)
+    result = start(asked.config, on_event=on_event, **with_origin(asked.config, asked.objects))
     _warn(result)
     return result
 
@@ -257,6 +309,7 @@ def _request(
     options: Any = None,
     settings: Mapping[str, Any] | None = None,
     task: Any = None,
+    start_from: Any = None,
     **more: Any,
 ) -> _Asked:
     values: dict[str, Any] = {**(settings or {}), **more, "options": {} if options is None else options}
@@ -277,6 +330,13 @@ def _request(
         objects["task"] = task
     elif task is not None:
         values["task"] = task
+    if isinstance(start_from, Result):
+        if start_from._trained is None:
+            raise UsageError("start_from: this result has no models of its run; give the run's name or folder")
+        objects["begin_with"] = start_from._trained
+        values["start_from"] = of_result(start_from._trained, start_from.run)
+    elif start_from is not None:
+        values["start_from"] = start_from
     deal = _unwritten(partition) if isinstance(partition, Partition) else None
     if partition is not USUAL:
         values["partition"] = str(partition) if isinstance(partition, Partition) else partition
@@ -300,7 +360,7 @@ def _request(
         found = _checked(data)
         values["data"] = found.name if isinstance(found, Dataset) else found[0].name
         objects["data"] = Brought(found, deal)
-    config = make_config(values, values.keys() - inferred if inferred else None)
+    config = resolved(make_config(values, values.keys() - inferred if inferred else None))
     if deal is not None and "data" not in objects and not is_folder(config.data):
         objects["data"] = Brought(load(config.data, config.data_dir), deal)
     return _Asked(config, objects)

@@ -22,7 +22,7 @@ LATER: dict[str, Any] = {
     **{"clip_grad": None, "accumulate": 1},
     **{"label": "label", "client_column": None, "categories": None, "impute": "none", "scale": "none"},
     **{"patience": None, "min_gain": 0.0, "keep": "last"},
-    **{"image_size": None, "image_mode": None},
+    **{"image_size": None, "image_mode": None, "start_from": None},
 }
 """Settings that older runs did not have, and the values that they were done with: these say nothing new."""
 TEXTS = ("lr_factors", "lr-factors", "metrics", "categories")
@@ -50,6 +50,8 @@ POINTS = {
     "last_round": "as received, the last round's participants after training",
 }
 """When a client's model is evaluated, in words."""
+STATE_MARK = "@"
+"""What stands, in `start_from`, between the name of a run and the hash of what there is to take from it."""
 SAME_POINT = "received"
 """When a comparison evaluates all methods unless told otherwise: with the model that a method leaves its client."""
 
@@ -129,6 +131,12 @@ class Config:
         "the module of the network that is the head (default: the linear layer that makes the output)",
         group=MODEL,
     )
+    start_from: str | None = option(
+        None,
+        "begin with what an earlier run learnt (its name, the beginning of it, its folder, or last): the shared model "
+        "and, where they fit, what clients keep",
+        group=MODEL,
+    )
     init: Literal["seed", "given"] = option(
         "seed",
         "first weights of a network of your own (from Python): drawn from the seed, or those that it came with",
@@ -155,7 +163,7 @@ class Config:
     epochs: int = option(5, "local epochs in each round", low=1, group=TRAINING)
     batch: int = option(10, "mini-batch size", low=1, group=TRAINING)
     optimiser: Literal["sgd", "adam"] = option("sgd", "local optimiser", group=TRAINING)
-    lr: float = option(0.01, "learning rate", above=0, group=TRAINING)
+    lr: float = option(0.01, "learning rate", above=0, group=TRAINING, search="0.001..1:log")
     lr_schedule: str = option(
         "constant",
         "how the learning rate changes from round to round; `fedkin schedules` lists the ways; options follow a "
@@ -293,6 +301,8 @@ class Config:
     def identity(self) -> str:
         """sha256 over this version and every setting that changes what comes out: the same means the same run."""
         kept = {k: v for k, v in self.to_dict().items() if k not in NOT_IDENTITY and (k, v) not in LATER.items()}
+        if self.start_from is not None:  # by its hash: a run is the same wherever it lies
+            kept["start_from"] = self.start_from.rpartition(STATE_MARK)[2]
         text = json.dumps([VERSION, kept], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 

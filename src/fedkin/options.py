@@ -24,11 +24,13 @@ def option(
     above: float | None = None,
     infinite: bool = False,
     group: str = "",
+    search: str = "",
 ) -> Any:
     """A dataclass field with its help and range: low <= value <= high, or value > above; `infinite`: inf means
     something (no bound, say), where otherwise only finite numbers do. `group`: what it is about, where options are
-    many."""
+    many. `search`: where `fedkin tune` looks for a good value unless told, as in "0.01..10:log"."""
     meta = {"help": help, "low": low, "high": high, "above": above, "infinite": infinite, "group": group}
+    meta |= {"search": search}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=meta)
     return dataclasses.field(default=default, metadata=meta)

@@ -76,7 +76,7 @@ def measure(clients: int, side: int, model: str, phases: int, insecure: bool = F
 
 def _phases(link: OpenLink, serving: Serving, model: str, phases: int, clients: int) -> dict[str, Any]:
     config = make_config({"method": "fedavg", "model": model, "epochs": 1, "rounds": phases, "batch": 20})
-    sites = link.sites(serving, config)
+    sites = link.sites(serving, config, Sites)
     facts = sites.gather(clients, 300)
     watched = Watched(sites)
     job = prepare_deployed(config, facts, Remote(watched, [f.name for f in facts], serving.terms))

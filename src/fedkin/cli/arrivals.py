@@ -1,8 +1,10 @@
-"""Clients that come when a run is over."""
+"""Clients that come when a run is over: on this machine, or sites of a deployment."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +14,12 @@ from fedkin.cli.extras import Plugins, use_plugins
 from fedkin.cli.runs import Run
 from fedkin.errors import UsageError
 from fedkin.options import said
+
+if TYPE_CHECKING:
+    from fedkin.deploy.server import Serving
+
+FOR_LATECOMERS = ("clients", "epochs", "runs_dir")
+"""The settings that have a meaning for sites that come when a run is over."""
 
 
 @command(
@@ -69,6 +77,11 @@ def join(
     for t in found.trials:
         name, count = safe(t.client), "0 (before)" if not t.samples else str(t.samples)
         made.add_row(name, count, said(t.accuracy, found.metric.unit), said(t.loss, ""), str(t.test_samples))
+    if len(found.names) > 1:
+        made.add_section()
+        for samples_each, mean in found.means().items():
+            count = str(samples_each) if samples_each else "0 (before)"
+            made.add_row(f"mean of {len(found.names)}", count, said(mean, found.metric.unit), "", "")
     out = screen()
     out.print(made)
     for remark in found.remarks:
@@ -76,6 +89,35 @@ def join(
     if written:
         many = f"{len(written)} models" if len(written) > 1 else "the model"
         messages().print(f"{many} written: fedkin predict --model {safe(written[0])} --data NEW", soft_wrap=True)
+
+
+def serve_arrivals(
+    run: str, serving: Serving, settings: Mapping[str, Any], idle: Sequence[str], say: Callable[[str], None], json: bool
+) -> None:
+    """`fedkin server --join RUN`. `idle`: flags that were given and have no meaning here."""
+    from fedkin.config import make_config
+    from fedkin.deploy.latecomers import serve_latecomers
+    from fedkin.runs.catalogue import Catalogue, runs_folder
+
+    given = [*(name.replace("_", "-") for name in settings if name not in FOR_LATECOMERS), *idle]
+    if given:
+        raise UsageError(f"--{given[0]} changes nothing with --join, which leaves the run as it is; leave it out")
+    asked = make_config({name: settings[name] for name in ("clients", "epochs") if name in settings})
+    clients, epochs = ((getattr(asked, n) if n in settings else None) for n in ("clients", "epochs"))
+    found = Catalogue(runs_folder(settings.get("runs_dir"))).locate(run)
+    signal.signal(signal.SIGTERM, interrupt)
+    told = serve_latecomers(found, serving, clients=clients, epochs=epochs, say=say)
+    if json:
+        print_json(told.to_dict())
+    else:
+        say(f"{len(told.settled)} sites came late and have models of their own")
+    if told.stopped:
+        raise typer.Exit(130)
+
+
+def interrupt(number: int, frame: object) -> None:
+    """SIGTERM as Ctrl-C: whoever is at work ends in order."""
+    raise KeyboardInterrupt
 
 
 def _counts(text: str) -> list[int]:

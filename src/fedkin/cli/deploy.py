@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedkin.cli.application import DEPLOY, Json, Sets, command, everything
+from fedkin.cli.arrivals import interrupt, serve_arrivals
 from fedkin.cli.console import messages, print_json
 from fedkin.cli.extras import Plugins, use_plugins
 from fedkin.cli.flags import from_file, is_file, run_config_of
@@ -45,6 +46,7 @@ Ca = Annotated[str | None, typer.Option("--ca", metavar="FILE", help="The author
     fedkin server experiment.toml --keys keys --host 0.0.0.0
     fedkin server fedcap --clients 4 --rounds 20 --keys keys
     fedkin server --resume last --keys keys
+    fedkin server --join last --keys keys --host 0.0.0.0
     """,
     DEPLOY,
     settings=everything,
@@ -63,6 +65,10 @@ def server(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to serve on; 0: any port that is free.")] = 9092,
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="RUN", help="Continue a run that was stopped.")
+    ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option("--join", metavar="RUN", help="Give sites that come after a run models of their own."),
     ] = None,
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until the sites have joined.")] = 600.0,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds that a site has to answer one question.")] = 600.0,
@@ -106,9 +112,12 @@ def server(
     from fedkin.runs.catalogue import Catalogue, runs_folder
     from fedkin.runs.start import Interrupted
 
-    if resume is not None and (target is not None or set_):
-        raise UsageError("--resume goes on with a run as it was begun: give no method, file or --set")
-    if resume is None and target is None:
+    past = "--resume" if resume is not None else "--join"
+    if resume is not None and join is not None:
+        raise UsageError("--resume or --join, not both: one goes on with a run, the other leaves it as it is")
+    if (resume or join) is not None and (target is not None or set_):
+        raise UsageError(f"{past} takes a run as it was begun: give no method, file or --set")
+    if (resume or join) is None and target is None:
         raise UsageError("which experiment? Give a method or a TOML file, or --resume RUN")
     if transport not in ("fp32", "fp16", "int8"):
         raise UsageError(f"transport {transport!r}: choose fp32, fp16 or int8")
@@ -124,6 +133,9 @@ def server(
         least=least,
         most_classes=max_classes,
     )
+    if join is not None:
+        idle = {"least": least is None, "minimum": minimum == 0.5, "give-up": give_up == 3600.0}
+        return serve_arrivals(join, serving, settings, [n for n, usual in idle.items() if not usual], _say, json)
     try:
         with run_screen(messages()) as listener:
             if resume is not None:
@@ -285,16 +297,12 @@ def client(
         policy=rules,
     )
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    signal.signal(signal.SIGTERM, _interrupt)  # so that it says goodbye
+    signal.signal(signal.SIGTERM, interrupt)  # so that it says goodbye
     try:
         serve(worker, ServerToJoin(shown, identity, give_up), _line, stay)
     except KeyboardInterrupt:
         _line("stopped; what this site keeps is in its folder, start it again to go on")
         raise typer.Exit(130) from None
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _line(text: str) -> None:

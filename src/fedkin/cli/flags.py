@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedkin.cli.names import check_name, completing
+from fedkin.cli.names import check_name, completing, run_names
 from fedkin.cli.waiting import load
 from fedkin.config import GROUPS, SAME_POINT, Config, make_config, read_toml
 from fedkin.errors import UsageError, unknown
@@ -21,6 +21,8 @@ from fedkin.options import Described, describe
 NOT_FLAGS = ("method", "options")  # the argument of `run`, and `--set`
 METAVARS = {"a whole number": "N", "a number": "X", "text": "TEXT"}
 YES_OR_NO = "true or false"
+SHORTER = {"start_from": ("--from",)}
+"""Other names of flags, where a setting cannot be called so in Python."""
 NAMED: dict[str, tuple[str, ...]] = {
     "method": ("method",),
     "data": ("data set",),
@@ -61,7 +63,7 @@ def _flag(field: Described) -> inspect.Parameter:
     name = "--" + field.name.replace("_", "-")
     yes_or_no = field.type == YES_OR_NO
     info = typer.Option(
-        f"{name}/--no-{name[2:]}" if yes_or_no else name,
+        *([f"{name}/--no-{name[2:]}"] if yes_or_no else [*SHORTER.get(field.name, ()), name]),
         help=_help(field),
         show_default=False,
         rich_help_panel=field.group,
@@ -74,8 +76,10 @@ def _flag(field: Described) -> inspect.Parameter:
     )
 
 
-def _completion(field: Described) -> Callable[[str], list[str]] | None:
+def _completion(field: Described) -> Callable[..., list[str]] | None:
     """What a shell offers as values: names, or the words that a setting accepts."""
+    if field.name == "start_from":
+        return run_names
     if field.name in NAMED:
         return completing(*NAMED[field.name])
     words = field.type.split(", ") if ", " in field.type else []
@@ -146,6 +150,10 @@ def checked(config: Config) -> Config:
     check_rates(config)
     resolved = asdict(options_of(kind, config.options, config.method))
     options = {name: resolved.get(name.replace("-", "_"), value) for name, value in config.options.items()}
+    if config.start_from is not None:
+        from fedkin.runs import origin
+
+        config = origin.resolved(config)
     return replace(config, options=options)
 
 

@@ -240,6 +240,7 @@ def _facts(folder: RunFolder) -> dict[str, str]:
         "sent": size(info.bytes),
         "time": f"{_time(info) if math.isnan(info.wall) else spent(info.wall, info.times)} on {env.get('device')}",
         "begun": f"{info.created}, last changed {info.updated}",
+        "began with": _began(info),
         "more rounds": "; ".join(f"{e['from']} to {e['to']}, on {e['at']}" for e in info.extended),
         "versions": f"{versions}, {env.get('platform')}",
         "source": str(env.get("source") or ""),
@@ -254,6 +255,15 @@ def _facts(folder: RunFolder) -> dict[str, str]:
         "error": info.error or "",
         "folder": str(info.path),
     }
+
+
+def _began(info: RunInfo) -> str:
+    """The run that it started from, and what was taken over."""
+    start = info.began_with
+    if not start:
+        return ""
+    said = [f"{words}: {'; '.join(start[k])}" for words, k in (("taken over", "taken"), ("not", "left")) if start[k]]
+    return ". ".join([f"{start['run']} ({start['method']}, after round {start['round']})", *said, *start["notes"]])
 
 
 def _names(info: RunInfo, clients: list[int]) -> str:

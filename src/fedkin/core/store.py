@@ -20,11 +20,13 @@ class Keep:
     """A tensor that stays with each client between rounds: an entry of a method's `keeps`.
 
     `what` is a part of the model ("model", "body", "head", or "row" for all columns) or a shape. `start` says whether
-    it begins as that part of the common first model or as zeros (a shape always does); `dtype` is its type."""
+    it begins as that part of the common first model or as zeros (a shape always does); `dtype` is its type. `lasts`:
+    whether it means anything beyond its run; with what does not, a run that starts from another begins anew."""
 
     what: str | tuple[int, ...] = "row"
     start: Literal["model", "zeros"] = "model"
     dtype: torch.dtype = torch.float32
+    lasts: bool = True
 
     def initial(self, layout: Layout, row: Tensor) -> Tensor:
         """What a client has before it has written; `row` is the common first model, [D]."""

@@ -77,6 +77,6 @@ def _listen(worker: Worker, node: Node, seen: Callable[[], None]) -> None:
                 time.sleep(SLOWLY)  # a server that asks in vain fills neither a disk nor a log
             node.reply(incoming, reply)
             if worker.refused is not None:
-                reason, worker.refused = worker.refused, None
+                reason, worker.refused, worker.joined = worker.refused, None, None
                 raise Refused(reason)
         seen()

@@ -177,6 +177,20 @@ def fitting(
     return [f for f in ordered if f.name not in odd], odd
 
 
+def misfit(run: Sequence[Facts], late: Facts) -> str | None:
+    """Why a site that comes late cannot have a model of a run that these sites began; None: it can."""
+    if late.name in {f.name for f in run}:
+        return "it took part in the run and has its model"
+    if late.kind != run[0].kind:
+        return f"it has {late.told_from(run[0])}; the run's sites have {run[0].told_from(late)}; they must be alike"
+    known = together(run)[2]
+    foreign = [v for v in late.labels if v not in {*known}]
+    if foreign:
+        some = ", ".join(map(str, known[:20])) + (", ..." if len(known) > 20 else "")
+        return f"it has the class {foreign[0]!r}, which the run does not know (it knows {some})"
+    return None
+
+
 def like(facts: Sequence[Facts], wish: Preparing = AS_IT_IS) -> Dataset:
     """Samples that are nobody's, and look like those of sites that fit together, once their tables are prepared."""
     shape, dtype, labels = together(facts)

@@ -166,6 +166,7 @@ def join(worker: Worker, message: Parcel) -> tuple[Joined, dict[str, int], str]:
     transport: Transport = f["transport"] if f.get("transport") in ("fp16", "int8") else "fp32"
     found = Joined(run, attempt, place, config, method_class(options), network, site, card, vault, stamp, transport)
     found.load()
+    remark = "" if f.get("late") is True else remark  # who comes late has nothing to go on with
     return found, {k: len(rows) for k, rows in own.items()}, remark + frozen
 
 

@@ -7,14 +7,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from fedkin.compute.batches import Source
 from fedkin.config import Config
-from fedkin.data import Preparing
+from fedkin.core.cohort import Site
+from fedkin.data import Dataset, Preparing
 from fedkin.data.clients import split_sizes
 from fedkin.deploy import certificates as key_files
 from fedkin.deploy.greeting import USUAL_CLASSES, Facts, digest, like, together
@@ -28,7 +30,7 @@ from fedkin.engines.measurement import Judge
 from fedkin.engines.rehearsal import Rehearsal
 from fedkin.engines.remote import Remote, Terms
 from fedkin.errors import DataError, UsageError
-from fedkin.methods import METHODS, options_of
+from fedkin.methods import METHODS, Method, options_of
 from fedkin.rounds import Job, Listener, Result, average_of
 from fedkin.rounds.assemble import Parts, check_task, make_job, make_site
 from fedkin.rounds.choices import metrics_of, network_of, targets_of
@@ -38,7 +40,7 @@ from fedkin.runs.folder import CHECKPOINTS, SITES, RunFolder
 from fedkin.runs.recorder import Recorder
 from fedkin.runs.restore import restore
 from fedkin.runs.start import begin, follow
-from fedkin.tasks import make_task
+from fedkin.tasks import Task, make_task
 
 OF_THE_SITES = (
     "data",
@@ -54,6 +56,7 @@ OF_THE_SITES = (
 )
 WHAT_SITES_TELL = "sites tell how their models do on test samples, not on validation samples"
 ONLY_SIMULATED = {"attack": "none", "drop": 0.0, "straggle": 0.0, "shift": None, "init": "seed"}
+OfSites = TypeVar("OfSites", bound=Sites)
 TRUNK = "trunk.sha256"  # in a run's folder: the frozen weights it began with
 
 
@@ -87,11 +90,11 @@ def run_server(
         count = clients if clients is not None else len(link.signed)
         if not count:
             raise UsageError("how many sites take part? Say --clients N, or sign their keys with `fedkin keys sign`")
-        sites = link.sites(serving, config)
+        sites = link.sites(serving, config, Sites)
         facts = sites.gather(count, serving.wait, serving.least)
         engine = Remote(sites, [f.name for f in facts], serving.terms, link.checkpoints)
         job = prepare_deployed(config, facts, engine)
-        _bound(link.link, job, serving)
+        bound(link.link, job.site.layout.width, serving)
         with begin(job, job.config) as recorder:
             link.folder = recorder.folder
             link.folder.chmod(0o700)  # what the sites sent is nobody else's business
@@ -108,22 +111,15 @@ def resume_server(
     info = run.info
     if info.status == "finished":
         raise UsageError(f"run {info.id!r} is finished: there is nothing to resume")
-    facts = _known_sites(run)
+    facts = known_sites(run)
     config = info.configuration(runs_dir=str(info.path.parent))
     with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder, OpenLink(serving, say) as link:
         link.folder = info.path
-        sites = link.sites(serving, config)
+        sites = link.sites(serving, config, Sites)
         engine = Remote(sites, [f.name for f in facts], serving.terms, link.checkpoints)
-        job = prepare_deployed(config, facts, engine)
-        if info.prepared.get("split_hash") != job.prepared.split_hash:
-            raise DataError(f"run {info.id!r}: its {SITES} is not the one it began with")
-        begun = info.path / TRUNK
-        if begun.exists() and begun.read_text() != trunk_hash(frozen_of(job.model)):
-            raise DataError(
-                f"run {info.id!r}: the frozen weights of {info.configuration().model!r} are not those it began with"
-            )
+        job = prepared_again(run, facts, engine)
         restore(job, run, recorder, say)
-        _bound(link.link, job, serving)
+        bound(link.link, job.site.layout.width, serving)
         least = serving.least or max(1, -(-len(facts) // 2))
         return _serve(job, engine, sites, facts, recorder, serving, least, on_event, say, signals)
 
@@ -147,14 +143,7 @@ def _serve(
     sites.report_to(log)
     engine.say = log
     attempt = int(time.time() * 1000)
-    settings = {k: v for k, v in job.config.to_dict().items() if k in TRAVELS} | {"task": job.config.task or TASK}
-    shared = {
-        "config": settings,
-        "labels": together(facts)[2],
-        **({"columns": plain(united([f.columns for f in facts]))} if facts[0].columns else {}),
-        "transport": serving.transport,
-        "frozen": trunk_hash(frozen_of(job.model)),
-    }
+    shared = terms_of(job.config, facts, job.model, serving)
 
     def invitation(place: int) -> tuple[dict[str, Any], dict[str, Any]]:
         return {**shared, "round": job.fed.round}, {"initial": job.site.initial}
@@ -164,6 +153,18 @@ def _serve(
     result = follow(job, recorder, on_event, signals, say, None, None)
     sites.dismiss()
     return result
+
+
+def terms_of(config: Config, facts: Sequence[Facts], network: nn.Module, serving: Serving) -> dict[str, Any]:
+    """What every invitation says."""
+    settings = {k: v for k, v in config.to_dict().items() if k in TRAVELS} | {"task": config.task or TASK}
+    return {
+        "config": settings,
+        "labels": together(facts)[2],
+        **({"columns": plain(united([f.columns for f in facts]))} if facts[0].columns else {}),
+        "transport": serving.transport,
+        "frozen": trunk_hash(frozen_of(network)),
+    }
 
 
 class OpenLink:
@@ -190,9 +191,9 @@ class OpenLink:
     def __exit__(self, *_: object) -> None:
         self.link.stop()
 
-    def sites(self, serving: Serving, config: Config) -> Sites:
+    def sites(self, serving: Serving, config: Config, kind: type[OfSites]) -> OfSites:
         task = config.task or TASK
-        return Sites(
+        return kind(
             self.link,
             self._say,
             transport=serving.transport,
@@ -211,6 +212,11 @@ def _check(config: Config) -> None:
     for name, usual in ONLY_SIMULATED.items():
         if getattr(config, name) != usual:
             raise UsageError(f"{name}={getattr(config, name)!r} is for simulations: real sites bring their own trouble")
+    if config.start_from is not None:
+        raise UsageError(
+            f"start_from={config.start_from!r} is for simulations: a server of real sites begins with a model of its "
+            "own, and does not know what its sites kept; leave it out"
+        )
     wish = Preparing.of(config.impute, config.scale)
     if "federated" in (wish.impute, wish.scale):
         name = "impute" if wish.impute == "federated" else "scale"
@@ -232,8 +238,9 @@ def _check(config: Config) -> None:
     )
 
 
-def _bound(link: Link, job: Job, serving: Serving) -> None:
-    link.limit = serving.largest or max(64 << 20, 8 * 4 * job.site.layout.width)
+def bound(link: Link, width: int, serving: Serving) -> None:
+    """How many bytes a reply may have, where a model is so many numbers."""
+    link.limit = serving.largest or max(64 << 20, 8 * 4 * width)
 
 
 def prepare_deployed(config: Config, facts: Sequence[Facts], engine: Remote) -> Job:
@@ -246,11 +253,7 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: Remote) -> 
         refuse(config, dict.fromkeys(("impute", "scale"), "the sites' data are no tables"))
     task, theirs = make_task(config.task or TASK), like(facts, Preparing.of(config.impute, config.scale))
     network, name, _ = network_of(config, theirs, None)
-    nothing = Source(theirs.x[:0], theirs.y[:0], torch.device("cpu"))
-    empty = [np.zeros(0, np.int64) for _ in facts]  # which samples: only the sites know
-    parts: Parts = {"train": empty, "validation": empty, "test": empty}
-    names = [f.name for f in facts]
-    site = make_site(config, method_class, network, theirs, nothing, parts, names, "fp32", task=task)
+    site = elsewhere(config, method_class, network, theirs, [f.name for f in facts], task)
     shares = (config.test_share, config.validation_share or 0.0)
     sizes = [(train, test) for train, _, test in (split_sizes(f.samples, f.tests, *shares) for f in facts)]
     resolved = replace(config, clients=len(facts), model=name, data="sites", partition="natural")
@@ -265,7 +268,36 @@ def prepare_deployed(config: Config, facts: Sequence[Facts], engine: Remote) -> 
     return job
 
 
-def _known_sites(run: RunFolder) -> list[Facts]:
+def elsewhere(
+    config: Config,
+    method_class: type[Method],
+    network: nn.Module,
+    theirs: Dataset,
+    names: Sequence[str],
+    task: Task,
+    initial: Tensor | None = None,
+) -> Site:
+    """Sites with these names as the server has them: which samples are whose, only they know."""
+    nothing = Source(theirs.x[:0], theirs.y[:0], torch.device("cpu"))
+    empty = [np.zeros(0, np.int64) for _ in names]
+    parts: Parts = {"train": empty, "validation": empty, "test": empty}
+    return make_site(config, method_class, network, theirs, nothing, parts, names, "fp32", task=task, initial=initial)
+
+
+def prepared_again(run: RunFolder, facts: Sequence[Facts], engine: Remote) -> Job:
+    """The job of a run that these sites began, as it was before the first round."""
+    info = run.info
+    config = info.configuration(runs_dir=str(info.path.parent))
+    job, begun = prepare_deployed(config, facts, engine), info.path / TRUNK
+    if info.prepared.get("split_hash") != job.prepared.split_hash:
+        raise DataError(f"run {info.id!r}: its {SITES} is not the one it began with")
+    if begun.exists() and begun.read_text() != trunk_hash(frozen_of(job.model)):
+        raise DataError(f"run {info.id!r}: the frozen weights of {config.model!r} are not those it began with")
+    return job
+
+
+def known_sites(run: RunFolder, instead: str = "resume") -> list[Facts]:
+    """What the sites of a run told before it. `instead`: the command for a simulation."""
     path = run.path / SITES
     try:
         entries = json.loads(path.read_text()) if path.stat().st_size < 1 << 26 else None
@@ -276,6 +308,7 @@ def _known_sites(run: RunFolder) -> list[Facts]:
             raise ValueError("the names are not in order")
         return facts
     except FileNotFoundError:
-        raise UsageError(f"run {run.info.id!r} was a simulation: fedkin resume {run.info.id}") from None
+        why = f"run {run.info.id!r} was a simulation: fedkin {instead} {run.info.id}"
+        raise UsageError(why) from None
     except (OSError, ValueError, AttributeError, DataError) as error:
         raise DataError(f"{path} is damaged ({error})") from error

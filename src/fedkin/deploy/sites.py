@@ -115,7 +115,7 @@ class Sites:
         self._by_number, self.facts = [f.name for f in facts], {f.name: f for f in facts}
         self._run, self._attempt, self._invitation = run, attempt, invitation
         for name in [n for n in self._nodes if n not in self.facts]:
-            self._refuse(self._nodes.pop(name), "the federation is complete without it")
+            self._refuse(self._nodes.pop(name), self._began)
         for name in list(self._nodes):
             self._invite(name)
 
@@ -215,14 +215,22 @@ class Sites:
         process = _text(fields.get("process"))
         if self._nodes.get(name, node) != node and (not process or self._processes.get(name) != process):
             raise DataError(f"a site named {name!r} is connected already")
-        if self._by_number and name not in self._by_number:
-            raise DataError("the federation is complete without it")
-        if self._by_number and self.facts[name] != facts:
-            raise DataError("its data are not those it began the run with")
+        self._admit(facts, process)
         self._nodes[name], self.facts[name], self._processes[name] = node, facts, process
         self.trouble.pop(name, None)
-        if self._invitation is not None:
+        if self._invitation is not None and name in self._by_number:
             self._invite(name)
+
+    def _admit(self, facts: Facts, process: str) -> None:
+        """DataError for a site that has greeted and is not let in."""
+        if self._by_number and facts.name not in self._by_number:
+            raise DataError(self._began)
+        if self._by_number and self.facts[facts.name] != facts:
+            raise DataError("its data are not those it began the run with")
+
+    @property
+    def _began(self) -> str:
+        return f"the federation is complete without it; it can have a model from fedkin server --join {self._run}"
 
     def _invite(self, name: str, trunk: bool = False) -> None:
         assert self._invitation is not None

@@ -211,10 +211,11 @@ class Worker:
             self.say("sent: that it has not the server's frozen weights; they are sent once")
             return pack({}, {"kind": "lacking", "frozen": str(error)})
         job, config, begin = self.joined, self.joined.config, message.fields["round"]
-        self.say(
-            f"joined run {job.run} as number {job.place + 1} of {len(job.site.names)}: {config.method}, "
-            f"{config.model}, {config.rounds} rounds, from round {begin + 1}{remark}"
-        )
+        if message.fields.get("late") is True:
+            how = f"after its round {begin}, for a model by the recipe of {config.method}: {config.epochs} epochs"
+        else:
+            how = f"{config.method}, {config.model}, {config.rounds} rounds, from round {begin + 1}"
+        self.say(f"joined run {job.run} as number {job.place + 1} of {len(job.site.names)}: {how}{remark}")
         counts = ", ".join(f"{n} {k}" for k, n in sizes.items())
         self.say(f"sent: that it takes part, and on how many samples: {counts}")
         return pack({}, {"kind": "joined", **sizes, "remark": remark})

@@ -22,7 +22,7 @@ from fedkin.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class DittoOptions:
-    lam: float = option(1.0, "strength of the pull of the personal model towards the received one", low=0)
+    lam: float = option(1.0, "pull of the personal model towards the received one", low=0, search="0.01..10:log")
     output: Literal["personal", "shared"] = option("personal", "which of the two models a client uses")
 
 

@@ -18,7 +18,7 @@ from fedkin.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedProxOptions:
-    mu: float = option(0.01, "strength of the pull towards the received model", low=0)
+    mu: float = option(0.01, "strength of the pull towards the received model", low=0, search="0.001..1:log")
 
 
 @METHODS.register("fedprox")

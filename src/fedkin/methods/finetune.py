@@ -17,7 +17,7 @@ class TunedAtTheEnd(Method):
     shares = "body"
     shared_part = "body"
     private = "the tuned model"
-    keeps = {"tuned": Keep("row"), "is_tuned": Keep((1,), "zeros")}
+    keeps = {"tuned": Keep("row", lasts=False), "is_tuned": Keep((1,), "zeros", lasts=False)}
     frozen_head = True
 
     tune_epochs: int

@@ -232,6 +232,13 @@ def unit_of(metric: ShownMetric) -> Unit:
     return "%" if metric.unit == "%" else ""
 
 
+def of_scores(x: str, metric: ShownMetric, series: Sequence[Series], whole: bool = False, marks: bool = False) -> Lines:
+    """A chart of values of a metric; with the `whole` scale where that has ends."""
+    unit = unit_of(metric)
+    low, high = (0.0, 100.0) if whole and unit == "%" else (None, None)
+    return Lines(x, axis(metric), unit, series, same_scale=unit == "%", marks=marks, low=low, high=high)
+
+
 def band(mean: Floats, spread: Floats, metric: ShownMetric) -> tuple[Floats, Floats]:
     """As far to either side, but not beyond the values that there can be: a share of all, an error above nothing."""
     low, high = mean - spread, mean + spread

@@ -39,15 +39,15 @@ class Curves:
     unit: figures.Unit = ""
 
     def __call__(self, run: RunData) -> Figure:
-        y, unit = (self.y, self.unit) if self.y else (figures.axis(run.metric), figures.unit_of(run.metric))
         series = [_curve(run, i, *column) for i, column in enumerate(self.columns)]
         if not np.isfinite(run.rounds["validation_macro"]).any():
             series = [s for s in series if not s.column.startswith("validation")]
         tuned = TUNED if any(s.last is not None for s in series) else ""
         about = self.about.format(who="benign clients" if run.malicious else "clients")
-        low, high = 0.0 if unit or self.y else None, 100.0 if unit == "%" else None
-        panel = Lines("round", y, unit, series, same_scale=unit != "", low=low, high=high)
-        return Figure(about + tuned, ends(series, unit), [panel])
+        panel = figures.of_scores("round", run.metric, series, whole=True)
+        if self.y:
+            panel = Lines("round", self.y, self.unit, series, same_scale=self.unit != "", low=0.0)
+        return Figure(about + tuned, ends(series, panel.unit), [panel])
 
 
 def _curve(run: RunData, place: int, label: str, column: str, spread: str) -> Series:

@@ -53,7 +53,7 @@ def _score(run: RunData, mean: float, std: float = np.nan, named: bool = False) 
     return f"{metric.said(mean)}{spread}{name}" if np.isfinite(mean) else "–"
 
 
-def _summary(group: Group, named: bool) -> dict[str, Any]:
+def _summary(group: Group, named: bool = False) -> dict[str, Any]:
     def cell(value: Callable[[RunData], float], digits: int = 2) -> str:
         return text(**group.over_seeds(value), digits=digits)
 
@@ -99,7 +99,7 @@ def _judged(runs: Sequence[RunData]) -> str:
     return f"All models were evaluated {''.join(POINTS.get(p, p) for p in points)}."
 
 
-def _row(run: RunData, named: bool) -> dict[str, Any]:
+def _row(run: RunData, named: bool = False) -> dict[str, Any]:
     info, git = run.info, run.info.environment.get("git")
     best = f"round {text(run.best['round'], digits=0)}, chosen on {run.best_by}"
     commit = ""

@@ -202,7 +202,7 @@ def spread_over_clients(groups: Sequence[Group]) -> Figure:
     unit = figures.unit_of(metric)
     lows = [f"{s.label}{f' ({s.panel})' if s.panel else ''} {said(float(s.y[0]), unit)}" for s in lines[:20]]
     caption = f"Benign clients sorted by {metric.name}, the worst served at the left; mean over seeds." + _more(groups)
-    panel = Lines("clients, % (worst first)", figures.axis(metric), unit, lines, same_scale=unit == "%")
+    panel = figures.of_scores("clients, % (worst first)", metric, lines)
     return Figure(caption, f"The worst client has: {'; '.join(lows)}.", [panel])
 
 
@@ -293,9 +293,8 @@ def epsilon_accuracy(groups: Sequence[Group]) -> Figure:
 def _by_points(made: Sequence[Series], x: str, metric: ShownMetric, caption: str) -> Figure:
     labels = list(dict.fromkeys(s.label for s in made))
     lines = [s.at(labels.index(s.label)) for s in made]
-    unit = figures.unit_of(metric)
-    panel = Lines(x, figures.axis(metric), unit, lines, same_scale=unit == "%", marks=True)
-    return Figure(caption, ends(lines, unit), [panel])
+    panel = figures.of_scores(x, metric, lines, marks=True)
+    return Figure(caption, ends(lines, panel.unit), [panel])
 
 
 def _epsilon(run: RunData) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -17,7 +18,7 @@ from fedkin.compute.forward import Context
 from fedkin.compute.layout import Layout
 from fedkin.compute.program import trace
 from fedkin.compute.work import Precision
-from fedkin.config import Config
+from fedkin.config import STATE_MARK, Config
 from fedkin.core.cohort import DataPart, Site
 from fedkin.core.federation import Average, Clients, Engine, Faults, Federation, Tamper
 from fedkin.core.store import Store
@@ -46,6 +47,8 @@ from fedkin.rounds.clock import Clock
 from fedkin.rounds.job import Job
 from fedkin.rounds.records import Prepared
 from fedkin.rounds.settings import as_applied, idle, of_network, of_split, refuse
+from fedkin.rounds.trained import Trained
+from fedkin.rounds.warm import Beginning, Taken
 from fedkin.tasks import Task
 
 Parts = Mapping[DataPart, Sequence[keys.I64]]
@@ -62,6 +65,7 @@ def prepare(
     average: Average | None = None,
     chooser: Chooser | None = None,
     sources: dict[int, tuple[Dataset, Source]] | None = None,
+    begin_with: Trained | Taken | None = None,
     admitted: bool = False,
 ) -> Job:
     """A simulation: check everything, load the data, build the network; nothing trains yet.
@@ -69,7 +73,8 @@ def prepare(
     `model` is copied, never changed (see `first_network`). `tamper` and `average` replace what the configuration's
     attack and rule would do; `chooser` trains in place of the run's own; `sources` are data sets that lie on the device
     already, by the data set's identity (for runs that share them; one that an attacker changes is never shared).
-    `admitted`: it was found to fit before (a run that goes on)."""
+    `begin_with`: what an earlier run has learnt, or what was taken over before. `admitted`: it was found to fit
+    before (a run that goes on)."""
     clock = Clock()
     average = average or average_of(config)
     attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
@@ -99,6 +104,7 @@ def prepare(
     shared = sources if sources is not None and not isinstance(attack, DataAttack) else {}
     if id(dataset) not in shared:
         shared[id(dataset)] = dataset, Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
+    taken = _taken(config, begin_with, method_class, network, layout, dataset, split, shared[id(dataset)][1])
     parts: Parts = {"train": split.train, "validation": split.validation, "test": split.test}
     site = make_site(
         config,
@@ -113,6 +119,9 @@ def prepare(
         chooser=chooser,
     )
     site.validate = validates
+    if taken is not None:
+        site.store.restore(taken.kept)
+        remarks += taken.remarks
     if adversary is not None:
         adversary.poison_site(site, dataset.x, dataset.y)
         tamper = tamper or adversary.tamper
@@ -128,9 +137,33 @@ def prepare(
     if site.validate and (own := method_class.looks_at_validation(options)):
         remarks.append(f"the validation samples are no strangers to {config.method}: {own}; those for tests are")
     job.prepared = replace(job.prepared, remarks=(*remarks, *remarks_on(dataset, split)), needed=needed)
-    job.split, job.clock = split, clock
+    job.split, job.clock, job.taken = split, clock, taken
     clock.add("preparing", clock.wall)
     return job
+
+
+def _taken(
+    config: Config,
+    begin_with: Trained | Taken | None,
+    method_class: type[Method],
+    network: nn.Module,
+    layout: Layout,
+    dataset: Dataset,
+    split: Split,
+    source: Source,
+) -> Taken | None:
+    """What the run takes over from an earlier one, the shared model of which is in the network from here on."""
+    if begin_with is None:
+        if config.start_from is not None:
+            raise FedKinError(f"start_from={config.start_from!r}: give that run as begin_with, as runs.origin finds it")
+        return None
+    if isinstance(begin_with, Trained):
+        said = config.start_from or "an earlier run"
+        run = said.partition(STATE_MARK)[0].rpartition(os.sep)[2]
+        found = Beginning(config.method, method_class.keeps, network, layout, dataset, split, source)
+        begin_with = found.take(begin_with, run)
+    begin_with.into(network)
+    return begin_with
 
 
 def make_site(

@@ -34,6 +34,7 @@ from fedkin.rounds.memory import restoring, state_of
 from fedkin.rounds.records import Accuracy, Prepared, RoundRecord, best_on_validation
 from fedkin.rounds.result import Result, result_of
 from fedkin.rounds.validation import Snapshot
+from fedkin.rounds.warm import Taken
 
 
 @dataclass
@@ -57,6 +58,7 @@ class Job:
     broken: list[BrokenLosses] = field(default_factory=list)  # of the first record that has such a loss
     adversary: Adversary | None = None
     split: Split | None = None
+    taken: Taken | None = None  # what it began with that another run has learnt
     measured: Measured | None = None  # what the newest record was made of
     kept: Snapshot | None = None  # of the best round so far, where its models are the result
     finished: bool = False

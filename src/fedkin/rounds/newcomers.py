@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fedkin.compute import keys
 from fedkin.compute.batches import Source
+from fedkin.config import Config
+from fedkin.core.cohort import Site
 from fedkin.core.federation import Engine, Federation, Measured
 from fedkin.core.schedules import parse_factors
 from fedkin.data import Dataset, OwnClients, Preparing
@@ -76,10 +78,16 @@ def arrive(trained: Trained, brought: OwnClients, counts: Sequence[int] = (), ep
     method = trained.method
     epochs = method.settle_epochs(trained.config.epochs) if epochs is None else epochs
     source = Source(dataset.x, dataset.y, trained.device, dataset.mean, dataset.std)
+    rows = list(enumerate(each, start=len(trained.names)))
+
+    def some(train: keys.I64, count: int, place: int) -> keys.I64:
+        """So many of a client's training rows by lot, with more of them those and others."""
+        chosen = keys.permutation(keys.key(trained.config.seed, "newcomer", place), len(train))[:count]
+        return train[np.sort(chosen)]
 
     def settled(count: int | None) -> _Late:
-        few = [(train[:count], test) for train, test in each]
-        return _Late(trained, method, dataset, source, names, few, epochs)
+        few = [(train if count is None else some(train, count, place), test) for place, (train, test) in rows]
+        return _Late(trained, dataset, source, names, few, epochs)
 
     everything = settled(None)
     metric = everything.site.task.metric
@@ -102,49 +110,33 @@ def arrive(trained: Trained, brought: OwnClients, counts: Sequence[int] = (), ep
     return Arrived(trials, everything.rows(), names, metric, epochs, remarks + unserved, dataset.preparations)
 
 
-class _Late:
-    """A federation of newcomers alone, each with some of its training samples."""
+def late_config(trained: Trained, epochs: int, newcomers: int) -> Config:
+    """The run's settings for so many that come late: no schedule has a say in how they train."""
+    config = trained.config
+    listed = isinstance(parse_factors(config.lr_factors), list) and config.lr_factors != "same"
+    factors = "+".join([config.lr_factors, *["1"] * newcomers]) if listed else config.lr_factors
+    rounds = max(config.rounds, trained.round + 1)  # theirs comes after those of the run
+    return replace(config, epochs=epochs, rounds=rounds, lr_schedule="constant", lr_factors=factors)
+
+
+class Welcome:
+    """A federation of newcomers alone, wherever they are, numbered after the clients of the run. `site` has room for
+    them, and `sizes` are their training samples."""
 
     def __init__(
-        self,
-        trained: Trained,
-        method: Method,
-        dataset: Dataset,
-        source: Source,
-        names: Sequence[str],
-        each: Sequence[Rows],
-        epochs: int,
+        self, trained: Trained, site: Site, engine: Engine, names: Sequence[str], sizes: Sequence[int]
     ) -> None:
-        self.trained, self.first = trained, len(trained.names)
-        none, config = [np.zeros(0, np.int64)] * self.first, trained.config
-        listed = isinstance(parse_factors(config.lr_factors), list) and config.lr_factors != "same"
-        factors = "+".join([config.lr_factors, *["1"] * len(names)]) if listed else config.lr_factors
-        train, test = ([of[part] for of in each] for part in (0, 1))
-        parts: Parts = {"train": none + train, "validation": none + none[:1] * len(each), "test": none + test}
-        self.names, self._tests = names, [len(test) for _, test in each]
-        self.site = make_site(
-            replace(config, epochs=epochs, lr_schedule="constant", lr_factors=factors),
-            type(method),
-            trained.network,
-            dataset,
-            source,
-            parts,
-            [*trained.names, *names],
-            trained.precision,  # type: ignore[arg-type]
-            task=trained.task,
-            initial=trained.first(),
-        )
-        self.engine: Engine = Simulator(self.site, type(method)(method.options), config.chunk)
-        sizes = np.array([*trained.sizes, *(len(train) for train, _ in each)], np.int64)
-        self.fed = Federation(self.engine, sizes, seed=config.seed, names=self.site.names)
-        self.fed.round, self.fed.rounds = trained.round, config.rounds
-        self.method = self._with_room(method)
-        self.fed.removed = dict.fromkeys(range(self.first), 0)  # whoever asks all asks newcomers alone
+        self.trained, self.site, self.engine, self.first = trained, site, engine, len(trained.names)
         self.ids = np.arange(self.first, self.first + len(names))
+        samples = np.array([*trained.sizes, *sizes], np.int64)
+        self.fed = Federation(engine, samples, seed=trained.config.seed, names=[*trained.names, *names])
+        self.fed.round, self.fed.rounds = trained.round, trained.config.rounds
+        self.method = self._with_room(trained.method)
+        self.fed.removed = dict.fromkeys(range(self.first), 0)  # whoever asks all asks newcomers alone
 
     def _with_room(self, method: Method) -> Method:
         """A copy of the server half that also has a place for each newcomer where it has one for each client."""
-        made, clients = type(method)(method.options), self.first + len(self.names)
+        made, clients = type(method)(method.options), self.first + len(self.ids)
         made.start(self.fed, self.site.layout, self.site.initial)
         state = copy.deepcopy(method.state())
         for name, new in made.state().items():
@@ -155,31 +147,62 @@ class _Late:
         vars(made).update(state)
         return made
 
+    def settle(self) -> Measured:
+        """Of their own models."""
+        self.method.welcome(self.fed, self.fed.all[self.ids])
+        self.fed.round += 1
+        return self.measured(self.trained.eval_point)
+
+    def measured(self, point: str) -> Measured:
+        return self.engine.measured(self.ids, REPORTS[point], self.deliver, self.fed.round)[0]
+
+    def deliver(self, ids: keys.I64) -> dict[str, object]:
+        """What newcomers receive that want their models."""
+        return self.method.deliver_to(self.fed, self.fed.all[ids])
+
+
+class _Late(Welcome):
+    """Newcomers in this process, each with some of its training samples."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        dataset: Dataset,
+        source: Source,
+        names: Sequence[str],
+        each: Sequence[Rows],
+        epochs: int,
+    ) -> None:
+        none, method = [np.zeros(0, np.int64)] * len(trained.names), trained.method
+        train, test = ([of[part] for of in each] for part in (0, 1))
+        parts: Parts = {"train": none + train, "validation": none + none[:1] * len(each), "test": none + test}
+        self.names, self._tests = names, [len(test) for _, test in each]
+        site = make_site(
+            late_config(trained, epochs, len(names)),
+            type(method),
+            trained.network,
+            dataset,
+            source,
+            parts,
+            [*trained.names, *names],
+            trained.precision,  # type: ignore[arg-type]
+            task=trained.task,
+            initial=trained.first(),
+        )
+        engine = Simulator(site, type(method)(method.options), trained.config.chunk)
+        super().__init__(trained, site, engine, names, [len(train) for train, _ in each])
+
     def before(self) -> Measured:
         """Of what a newcomer would have without any data: the shared model, or else what the method starts with."""
         common, point = self.method.common(), "received"
         if common:
             plain = Simulator(self.site, Method(), self.trained.config.chunk)
             return plain.measured(self.ids, REPORTS[point], lambda ids: common, self.fed.round)[0]
-        return self._measured(point)
-
-    def settle(self) -> Measured:
-        """Of their own models."""
-        self.method.welcome(self.fed, self.fed.all[self.ids])
-        self.fed.round += 1
-        return self._measured(self.trained.eval_point)
-
-    def _measured(self, point: str) -> Measured:
-        fed, method = self.fed, self.method
-        return self.engine.measured(
-            self.ids, REPORTS[point], lambda ids: method.deliver_to(fed, fed.all[ids]), fed.round
-        )[0]
+        return self.measured(point)
 
     def rows(self) -> Tensor:
-        fed, method, point = self.fed, self.method, self.trained.eval_point
-        return self.engine.rows(
-            self.ids, REPORTS[point], EVALUATED[point], lambda ids: method.deliver_to(fed, fed.all[ids]), fed.round
-        )
+        point = self.trained.eval_point
+        return self.engine.rows(self.ids, REPORTS[point], EVALUATED[point], self.deliver, self.fed.round)
 
     def trials(self, measured: Measured, places: Sequence[int], samples: int) -> list[Trial]:
         shown, loss = measured.shown(self.site.task.metric.scale), measured.loss
@@ -193,8 +216,8 @@ class _Late:
 
 
 def _as_in_the_run(trained: Trained, brought: OwnClients) -> tuple[Dataset, list[Rows]]:
-    """The newcomers' samples as those of one data set that is prepared as the run's was, and each one's training rows,
-    in an order by lot, and test rows."""
+    """The newcomers' samples as those of one data set that is prepared as the run's was, and each one's training and
+    test rows."""
     like, config = trained.samples, trained.config
     if brought.targets != like.targets:
         raise DataError(f"the run's targets are {like.targets}, those of the new data {brought.targets}")
@@ -217,8 +240,7 @@ def _as_in_the_run(trained: Trained, brought: OwnClients) -> tuple[Dataset, list
     for place, (part, (x, _)) in enumerate(zip(brought.parts, parts, strict=True), start=len(trained.names)):
         labels = dataset.strata[begin : begin + len(x)]
         train, _, test = split_client(labels, part.tests, place, config.seed, config.test_share, 0.0)
-        order = keys.permutation(keys.key(config.seed, "newcomer", place), len(train))
-        each.append((begin + train[order], begin + test))
+        each.append((begin + train, begin + test))
         begin += len(x)
     return (_prepared(trained, dataset, raw, brought, each) if table else dataset), each
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fedkin.compute.batches import Source
 from fedkin.compute.layout import Layout
 from fedkin.config import Config
+from fedkin.data import Split
 from fedkin.errors import UsageError
 from fedkin.methods import Method
 from fedkin.models import Samples
@@ -19,6 +22,35 @@ from fedkin.tasks import Task
 
 if TYPE_CHECKING:
     from fedkin.rounds.job import Job
+
+FINGERPRINT = 1000  # samples whose values are looked at to tell whether the data are still the same
+KeptRows = Mapping[str, Mapping[str, Tensor]]
+"""For each thing that clients keep, who has written it (`ids`), and their `rows`."""
+
+
+def fingerprint(source: Source) -> str:
+    """Of the samples themselves: all labels, and the values of some hundred samples spread over the set."""
+    digest, step = hashlib.sha256(), max(1, source.count // FINGERPRINT)
+    digest.update(str(tuple(source.x.shape[1:])).encode())
+    digest.update(source.y[: source.count].cpu().numpy().tobytes())
+    digest.update(source.x[: source.count : step].cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def state_hash(tensors: Mapping[str, Tensor], kept: KeptRows, names: Sequence[str]) -> str:
+    """sha256 over tensors by name, and over what clients of these names keep."""
+    digest = hashlib.sha256()
+
+    def add(name: str, tensor: Tensor) -> None:
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+    for name, tensor in sorted(tensors.items()):
+        add(name, tensor)
+    for name, found in sorted(kept.items()):
+        digest.update(" ".join(names[c] for c in found["ids"].tolist()).encode())
+        add(name, found["rows"])
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +70,15 @@ class Trained:
     device: torch.device
     precision: str
     split_hash: str
+    split: Split | None  # None: only the clients know which samples they have
     _method: Callable[[], Method]
+    _kept: Callable[[], KeptRows]
+    _fingerprint: Callable[[], str]
 
     @classmethod
     def of(cls, job: Job) -> Trained:
         then, fed, server = (job.fed.round, len(job.fed.exchanges)), job.fed, job.method
+        site = job.site
 
         def method() -> Method:
             if then != (fed.round, len(fed.exchanges)):
@@ -66,7 +102,10 @@ class Trained:
             job.site.source.device,
             job.site.training.precision,
             job.prepared.split_hash,
+            job.split,
             method,
+            lambda: site.store.state(),
+            lambda: fingerprint(site.source),
         )
 
     @property
@@ -77,11 +116,31 @@ class Trained:
         """What a client begins with that comes now: what is shared, and otherwise the first model, [D]."""
         return self._row(self.method.shared())[0]
 
-    def shared(self) -> dict[str, Tensor]:
-        """What the server has for everybody, by the names of the network's tensors."""
-        row, known = self._row(self.method.shared())
+    @property
+    def kept(self) -> KeptRows:
+        """What each client keeps."""
+        self._method()  # which may be of a later round by now
+        return self._kept()
+
+    def fingerprint(self) -> str:
+        """Of its data."""
+        return self._fingerprint()
+
+    def handed_on(self) -> dict[str, Tensor]:
+        """What all have in common and another run can begin with, by the names of the network's tensors: the shared
+        model, or the part that is shared; and what is frozen."""
+        common = self.method.common()
+        row, known = self._row(common or self.method.shared())
+        if common:  # the rest of a common model is that of the first one
+            known[self.layout.columns("model")] = True
         found = self.layout.tensors(row.cpu())
-        return {s.name: found[s.name] for s in self.layout.slots if known[s.start : s.stop].all()}
+        shared = {s.name: found[s.name].clone() for s in self.layout.slots if known[s.start : s.stop].all()}
+        own = dict(self.network.named_parameters())
+        return {**shared, **({n: own[n].detach().cpu().clone() for n in self.layout.frozen} if shared else {})}
+
+    def state_hash(self) -> str:
+        """Of all that another run can begin with."""
+        return state_hash(self.handed_on(), self.kept, self.names)
 
     def model(self) -> nn.Module | None:
         """The network with the model that all share; None if the method has none."""

@@ -28,6 +28,15 @@ def check(config: Config, validates: bool) -> None:
         )
 
 
+def check_scored(config: Config, given: bool = False) -> None:
+    """UsageError where a search is to go by validation scores and there are none. `given`: data that may have some."""
+    if not config.validation_share and not given:
+        raise UsageError(
+            "settings are tuned on validation samples, and none are set aside: give validation_share, for example "
+            "validation_share=0.2 (--validation-share 0.2)"
+        )
+
+
 def waited(history: Sequence[RoundRecord], min_gain: float = 0.0) -> int:
     """How many evaluations ago the validation score last was better than before by more than `min_gain`. Those whose
     score cannot be computed do not count, nor does what comes after the last round."""

@@ -21,10 +21,10 @@ from fedkin import plugins
 from fedkin.config import Config
 from fedkin.models import MODELS
 from fedkin.rounds import Job, Result, RoundRecord
+from fedkin.rounds.trained import fingerprint
 from fedkin.runs.folder import FORMAT, PARTS
 from fedkin.version import VERSION
 
-FINGERPRINT = 1000  # samples whose values are looked at to tell whether the data are still the same
 IN_TABLES = ("per_client", "history", "failed", "detection_rounds", "gone")  # of a result; the tables tell these
 OF_THE_RUN = ("method", "options", "seed", "config", "split", "eval_point", "device", "precision", "malicious", "run")
 """Of a result; run.json has these in other places."""
@@ -54,6 +54,7 @@ def of_a_beginning(job: Job, config: Config, folder: Path, objects: Sequence[str
         "environment": environment(job),
         "prepared": prepared_facts(job),
         "names": list(job.site.names),
+        **({"start": dict(job.taken.facts)} if job.taken is not None else {}),
         "malicious": job.malicious,
         "rounds_done": 0,
         "progress": None,
@@ -119,16 +120,6 @@ def split_bytes(job: Job) -> bytes:
     return file.getvalue()
 
 
-def fingerprint(job: Job) -> str:
-    """Of the samples themselves: all labels, and the values of some hundred samples spread over the set."""
-    source, digest = job.site.source, hashlib.sha256()
-    step = max(1, source.count // FINGERPRINT)
-    digest.update(str(tuple(source.x.shape[1:])).encode())
-    digest.update(source.y[: source.count].cpu().numpy().tobytes())
-    digest.update(source.x[: source.count : step].cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
 def first_weights(job: Job) -> str:
     """Of the network that all clients start with, frozen parameters and all."""
     digest = hashlib.sha256()
@@ -149,7 +140,7 @@ def prepared_facts(job: Job) -> dict[str, Any]:
         "task": job.prepared.task,
         "metric": what,
         **({"columns": list(job.prepared.columns)} if job.prepared.columns else {}),
-        "data_hash": fingerprint(job),
+        "data_hash": fingerprint(job.site.source),
         **own,
         "needed": needed,
     }

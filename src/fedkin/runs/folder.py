@@ -178,6 +178,17 @@ class RunInfo:
         return [e for e in whole if isinstance(e, dict) and all(name in e for name in ("at", "from", "to"))]
 
     @property
+    def began_with(self) -> dict[str, Any]:
+        """The run that it started from: `run`, `method`, `round`, the `sha256` of what was taken over, and in words
+        what was `taken`, what was `left` and `notes`; empty if it started from none."""
+        found = self.raw.get("start")
+        if not isinstance(found, dict):
+            return {}
+        told = {k: found.get(k) for k in ("run", "method", "round", "sha256")}
+        listed = {k: v if isinstance(v := found.get(k), list) else [] for k in ("taken", "left", "notes")}
+        return {**told, **{k: [str(w)[:1000] for w in v] for k, v in listed.items()}}
+
+    @property
     def seed(self) -> int:
         return _int(self.config.get("seed"))
 
@@ -365,6 +376,7 @@ class RunFolder:
         return {
             **info.to_dict(),
             "options": info.options,
+            "began_with": info.began_with or None,
             **{name: result.get(name) for name in ("best", "kept", "stopped", "validation")},
             "per_client": self.per_client(),
             "history": self.history(),

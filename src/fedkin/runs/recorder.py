@@ -20,7 +20,7 @@ from fedkin.config import Config
 from fedkin.core.federation import Exchange, Failure, Traffic
 from fedkin.errors import FedKinError, UsageError
 from fedkin.rounds import Job, Result, RoundRecord
-from fedkin.runs import checkpoint, database, entries, facts
+from fedkin.runs import begun_with, checkpoint, database, entries, facts
 from fedkin.runs.checkpoint import replace_file, sync_folder, write_json, writing
 from fedkin.runs.folder import CHECKPOINTS, LOG, METRICS, RUN, SPLIT
 from fedkin.version import VERSION
@@ -54,6 +54,7 @@ class Recorder:
             with writing(folder):
                 replace_file(folder / SPLIT, [facts.split_bytes(job)])
                 database.create(folder / METRICS)
+                begun_with.save(folder, job)
                 write_json(folder / RUN, entries.plain(raw))  # last: a folder without it is half-written
                 sync_folder(runs_dir)
         except BaseException:

@@ -19,10 +19,11 @@ from fedkin.errors import DataError, UsageError
 from fedkin.methods import Method
 from fedkin.rounds import Job, prepare
 from fedkin.rounds.memory import restoring
-from fedkin.runs import checkpoint, database
+from fedkin.rounds.trained import fingerprint
+from fedkin.runs import begun_with, checkpoint, database
 from fedkin.runs.checkpoint import writing
 from fedkin.runs.entries import tables_of
-from fedkin.runs.facts import fingerprint, first_weights
+from fedkin.runs.facts import first_weights
 from fedkin.runs.folder import CHECKPOINTS, METRICS, RunFolder
 from fedkin.runs.recorder import Recorder
 from fedkin.version import VERSION
@@ -61,7 +62,7 @@ def check_same(job: Job, run: RunFolder) -> None:
         why = f"the model has {now.parameters} parameters, not {before.get('parameters')} as then"
     elif first is not None and first != first_weights(job):
         why = "the network's first weights are not those it began with; give the network as it was given then"
-    elif known is not None and known != fingerprint(job):
+    elif known is not None and known != fingerprint(job.site.source):
         why = f"the samples of {job.config.data!r} changed since it began"
     else:
         return
@@ -112,30 +113,49 @@ def sound_checkpoints(job: Job, run: RunFolder, say: Say) -> Iterator[SoundCheck
             raise DataError(f"{where}, which does not fit ({error}): nothing was changed; start a new run") from None
 
 
-def as_it_was(run: RunFolder, device: str | None = None) -> Job:
-    """A run's job as its newest sound checkpoint has it, for looking at and for taking models from. The run is only
-    read; it may still be going on."""
-    info, changed = run.info, {} if device is None else {"device": device}
+def check_readable(run: RunFolder) -> None:
+    """An error unless models can be taken from the run's folder alone."""
+    info = run.info
     if info.deployed or info.data == "sites":
         raise UsageError(
             f"run {info.id!r} was a deployment: each site has its own model, as personal.safetensors, and only the "
-            "server knows where its sites are"
+            f"server knows where its sites are; a site that comes late gets one from fedkin server --join {info.id}"
         )
     if info.objects:
         raise UsageError(
             f"run {info.id!r} was given its {', '.join(info.objects)} as Python objects, which are not in its folder: "
             f"use what fedkin.resume({info.id!r}, {', '.join(f'{name}=...' for name in info.objects)}) returns"
         )
+    _check_models(run)
+
+
+def _check_models(run: RunFolder) -> None:
     if not checkpoint.names(run.path / CHECKPOINTS):
-        raise DataError(f"run {info.id!r} has no checkpoint, so no models; run it with --checkpoint-every 1")
+        raise DataError(f"run {run.info.id!r} has no checkpoint, so no models; run it with --checkpoint-every 1")
+
+
+def as_it_was(run: RunFolder, device: str | None = None, only: str | None = None) -> Job:
+    """A run's job as its newest sound checkpoint has it, for looking at and for taking models from. The run is only
+    read; it may still be going on. `only`: the checkpoint that this has to be."""
+    check_readable(run)
+    info, changed = run.info, {} if device is None else {"device": device}
+    settings = info.configuration(**changed)
+    return at_newest(run, lambda: prepare(settings, admitted=True, begin_with=begun_with.kept(info)), only)
+
+
+def at_newest(run: RunFolder, prepared: Callable[[], Job], only: str | None = None) -> Job:
+    """A run's job, prepared anew, as its newest sound checkpoint has it."""
+    info = run.info
+    _check_models(run)
     plugins.require(info.id, info.raw.get("plugins"))
-    job = prepare(info.configuration(**changed), admitted=True)
+    job, passed = prepared(), list[str]()
     if job.prepared.split_hash != info.prepared.get("split_hash"):
         raise DataError(f"run {info.id!r}: its data or their split are not what they were; restore the data")
-    passed: list[str] = []
     sound = next(sound_checkpoints(job, run, passed.append), None)
     if sound is None:
         raise DataError(f"run {info.id!r}: no sound checkpoint is left ({passed[-1]})")
+    if only not in (None, sound.name):
+        raise DataError(f"run {info.id!r}: {passed[-1] if passed else f'its checkpoint {only} is gone'}")
     sound.put()
     return job
 

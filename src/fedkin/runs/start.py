@@ -20,16 +20,18 @@ from fedkin.errors import FedKinError, UsageError
 from fedkin.methods import METHODS
 from fedkin.rounds import Job, Listener, Result, RoundRecord, drive, prepare
 from fedkin.rounds.footprint import check_disk
-from fedkin.runs import checkpoint
+from fedkin.runs import begun_with, checkpoint
 from fedkin.runs.catalogue import runs_folder
 from fedkin.runs.checkpoint import DiskFull
 from fedkin.runs.extension import check_longer, longer
 from fedkin.runs.folder import CHECKPOINTS, SITES, RunFolder
+from fedkin.runs.origin import resolved, with_origin
 from fedkin.runs.recorder import Recorder
 from fedkin.runs.restore import Say, restore
 from fedkin.runs.sinks import Sinks
 
-SHARED = ("chooser", "sources")  # what runs that train together have in common, and no part of what they are
+NOT_OBJECTS = ("chooser", "sources", "begin_with")
+"""What runs that train together have in common, no part of what they are; and what the folder has itself."""
 
 
 class Interrupted(FedKinError):
@@ -59,7 +61,8 @@ def start(
     `stop`: what to heed instead, for several runs that stop together. `sinks`: who else hears of the run. `ready` is
     given the job before its first round."""
     data = {"data": loaded} if loaded is not None else {}
-    job = prepare(config, **{**data, **given})
+    config = resolved(config)
+    job = prepare(config, **with_origin(config, {**data, **given}))
     if ready is not None:
         ready(job)
     with begin(job, config, _objects(config, given)) as recorder:
@@ -97,7 +100,7 @@ def resume(
     if more:
         config = longer(info, config, rounds or 0)
     with Recorder(info.path, dict(info.raw), config.checkpoint_every) as recorder:
-        job = prepare(config, **given, admitted=not more)
+        job = prepare(config, **given, begin_with=begun_with.kept(info), admitted=not more)
         if more:
             check_longer(job, run, say or silent)
             recorder.extended(config, info.rounds_done)
@@ -126,7 +129,7 @@ def silent(text: str) -> None:
 
 def _objects(config: Config, given: dict[str, Any]) -> list[str]:
     known = given.get("method") is not None and dict(METHODS.items()).get(config.method) is given["method"]
-    skipped = {*SHARED, *(["method"] if known else [])}
+    skipped = {*NOT_OBJECTS, *(["method"] if known else [])}
     return sorted(name for name, value in given.items() if value is not None and name not in skipped)
 
 

@@ -22,6 +22,7 @@ from fedkin.rounds import Event, Job, Listener, Result, RoundRecord, drive, prep
 from fedkin.runs.database import salvage
 from fedkin.runs.entries import Row, client_rows, tables_of
 from fedkin.runs.folder import METRICS, RunFolder
+from fedkin.runs.origin import with_origin
 from fedkin.runs.recorder import Recorder
 from fedkin.runs.sinks import make_sinks
 from fedkin.runs.start import Interrupted, Stop, begin, follow, resume, start
@@ -30,9 +31,9 @@ from fedkin.sweep.together import run_together
 from fedkin.sweep.trainings import tunes
 
 Loaded = tuple[Dataset, Split]
-Tell = Callable[[str, int, Any], None]
-"""Hears what becomes of a task: "event" (the event), "say" (a sentence), and at its end "done" (what is kept of it, and
-its folder's name), "failed" (the exception) or "stopped" (its folder's name)."""
+Tell = Callable[[str, int, Any], bool]
+"""Hears what becomes of a task: "event" (the event; true if the run is to end with it), "say" (a sentence), and at its
+end "done" (what is kept of it, and its folder's name), "failed" (the exception) or "stopped" (its folder's name)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +129,7 @@ class Executor:
         """A run from where it is to its end, in its folder if it has one."""
         given = {**task.given, **shared}
         if not self.tracked:
-            job = prepare(task.placed, **{**given, "data": loaded})
+            job = prepare(task.placed, **with_origin(task.placed, {**given, "data": loaded}))
             ready(job)
             return drive(job, hear)
         given |= {"stop": self.stop, "sinks": make_sinks(self.sinks), "say": partial(self.tell, "say", task.number)}
@@ -141,7 +142,12 @@ class Executor:
 
     def _one(self, training: Sequence[Task], loaded: Loaded, **shared: Any) -> Iterator[tuple[Task, Result]]:
         (task,) = training
-        yield task, self._run(task, loaded, partial(self.tell, "event", task.number), **shared)
+
+        def hear(event: Event) -> None:
+            if self.tell("event", task.number, event):
+                raise Interrupted("it was to end here", Path(), 0)
+
+        yield task, self._run(task, loaded, hear, **shared)
 
     def _evaluated(self, training: Sequence[Task], loaded: Loaded, **shared: Any) -> Iterator[tuple[Task, Result]]:
         """One training, evaluated as each run says."""
@@ -190,10 +196,13 @@ class Executor:
         result = self._run(first, loaded, hear, jobs.append, **shared)
         yield first, result
         for task in others:
-            job = prepare(task.placed, data=loaded, **shared)
+            job = prepare(task.placed, data=loaded, begin_with=jobs[0].taken, **shared)
             own = {k: v for k, v in job.method.state().items() if k.startswith("tune_")}
             job.restore({**deepcopy(states[0]), "method": {**deepcopy(states[0]["method"]), **own}})
-            listen = partial(self.tell, "event", task.number)
+
+            def listen(event: Event, number: int = task.number) -> None:
+                self.tell("event", number, event)
+
             if result.run is None:
                 yield task, drive(job, listen)
             else:

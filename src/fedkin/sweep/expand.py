@@ -9,7 +9,7 @@ from typing import Any
 
 from fedkin.config import NOT_IDENTITY, Config, make_config
 from fedkin.errors import UsageError, unknown
-from fedkin.methods import METHODS, options_of
+from fedkin.methods import METHODS, Method, options_of
 from fedkin.options import describe
 from fedkin.robust import make_attack
 from fedkin.rounds import named_spec
@@ -43,7 +43,7 @@ def expand(
             raise UsageError(f"the grid has {size} runs; at most {MOST_CELLS}")
         chosen = (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
         asked += [check(_cell(base, common, one, known)) for one in chosen]
-    reasons = [_idle(config) for config in asked]
+    reasons = [idle_of(config) for config in asked]
     made, sentences = settled(asked, reasons)
     for config, found in zip(made, reasons, strict=True):
         refuse(config, found)
@@ -70,8 +70,9 @@ def _cell(
     return make_config({**values, "options": own})
 
 
-def _idle(config: Config) -> dict[str, str]:
-    kind = METHODS[config.method]
+def idle_of(config: Config, kind: type[Method] | None = None) -> dict[str, str]:
+    """Which settings would change nothing in a run, and why. `kind`: its method, where that is no registered one."""
+    kind = kind or METHODS[config.method]
     attack = None if config.attack == "none" else make_attack(*named_spec(config.attack))
     return idle(config, kind, options_of(kind, config.options, config.method), attack)
 

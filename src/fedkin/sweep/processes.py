@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +37,7 @@ class Setup:
     download: bool
     sinks: Sequence[str]
     plugins: Sequence[str]
+    asks: bool = False  # after every event, whether the run is to go on
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), init=False)
 
 
@@ -114,7 +116,10 @@ def run_in_processes(
                     worker.ready = worker.begun = True
                 else:
                     worker.busy -= {which} if kind in ("done", "failed", "stopped") else set()
-                    tell(kind, which, value)
+                    enough = tell(kind, which, value)
+                    if setup.asks and kind == "event":
+                        with suppress(OSError):
+                            worker.line.send(enough)
     finally:
         for worker in workers:
             worker.process.kill()  # what runs in it has its checkpoints
@@ -168,8 +173,12 @@ def _work(line: Connection, number: int, jobs: int) -> None:
     for path in setup.plugins:
         plugins.load(path)
 
-    def tell(kind: str, which: int, value: Any) -> None:
-        line.send((kind, which, FedKinError(in_words(value)) if kind == "failed" else value))
+    one = threading.Lock()  # runs that train together tell of themselves in threads of their own
+
+    def tell(kind: str, which: int, value: Any) -> bool:
+        with one:
+            line.send((kind, which, FedKinError(in_words(value)) if kind == "failed" else value))
+            return bool(line.recv()) if setup.asks and kind == "event" else False
 
     stop = Stop(silent)
     executor = Executor(Data(setup.data_dir, setup.download), setup.keep, tell, stop, setup.sinks, alone=False)

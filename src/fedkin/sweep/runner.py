@@ -60,6 +60,10 @@ class Cell:
         return f"{config.method}{options}{attack}{rule}{more} seed {config.seed}"
 
 
+Judge = Callable[[Cell, Event], bool]
+"""Whether a cell's run is to end where it is, having told this event."""
+
+
 class Watcher(Protocol):
     """Who shows a sweep while it goes on."""
 
@@ -134,6 +138,7 @@ def run_sweep(
     keep: Keep = outcome_of,
     data: Data | None = None,
     given: Sequence[Mapping[str, Any]] = (),
+    judge: Judge | None = None,
 ) -> Sweep:
     """Run all cells, each in its folder (unless not `tracked`), up to `together` at once, in `jobs` processes.
 
@@ -142,7 +147,7 @@ def run_sweep(
     `signals`, Ctrl-C and SIGTERM stop after the round, and the same call goes on from there. `ended` is told of every
     cell that is done or has failed. `keep`: what becomes of each, its cell's `outcome`. `data`: where they come from,
     once it is known that they are there. `given`: what each cell is given as Python objects, if anything; such cells
-    are always begun anew, in this process."""
+    are always begun anew, in this process. `judge` says of each event whether its run is to end there, interrupted."""
     if not configs:
         raise UsageError("an empty sweep: give at least one method")
     cells = [Cell(config) for config in configs]
@@ -159,7 +164,7 @@ def run_sweep(
         known.of(cells[todo[0]].config, cells[todo[0]].given)  # data that are missing end the command, not cell by cell
     shown: Watcher = watcher(cells) if watcher is not None else Quiet()
     end = None if budget is None else time.monotonic() + budget
-    stop, heard = Stop(shown.say), _Heard(cells, past, shown, ended)
+    stop, heard = Stop(shown.say), _Heard(cells, past, shown, ended, judge)
 
     def go_on() -> bool:
         return stop.number is None and (end is None or time.monotonic() < end)
@@ -167,12 +172,13 @@ def run_sweep(
     try:
         with stop.listening(signals):
             tasks = heard.tasks(todo, devices[0] if devices else None, fresh)
-            apart = [k for k, task in enumerate(tasks) if task.left is not None or task.given or sinks]
+            apart = [k for k, task in enumerate(tasks) if task.left is not None or task.given or sinks or judge]
             found = batches([task.config for task in tasks], together, apart)
             work: list[Batch] = [[[tasks[k] for k in training] for training in batch] for batch in found]
             jobs = min(max(jobs, len(devices)), len(work))
             if jobs > 1:
-                setup = Setup(keep, known.data_dir, known.download, sinks, [p.path for p in plugins.loaded()])
+                brought = [p.path for p in plugins.loaded()]
+                setup = Setup(keep, known.data_dir, known.download, sinks, brought, judge is not None)
                 more: dict[str, Any] = {"started": heard.started, "tell": heard, "go_on": go_on, "stop": stop}
                 run_in_processes(work, jobs, devices, setup, **more)
             else:
@@ -237,9 +243,14 @@ class _Heard:
     """Hears what becomes of the cells, wherever they run (`executor.Tell`), and passes it on."""
 
     def __init__(
-        self, cells: Sequence[Cell], past: Past | None, shown: Watcher, ended: Callable[[Cell], object]
+        self,
+        cells: Sequence[Cell],
+        past: Past | None,
+        shown: Watcher,
+        ended: Callable[[Cell], object],
+        judge: Judge | None,
     ) -> None:
-        self._cells, self._past, self._shown, self._ended = cells, past, shown, ended
+        self._cells, self._past, self._shown, self._ended, self._judge = cells, past, shown, ended, judge
         self._listeners: dict[int, Listener] = {}
 
     def tasks(self, numbers: Sequence[int], device: str | None, fresh: bool) -> list[Task]:
@@ -269,24 +280,29 @@ class _Heard:
                 done = RunFolder.open(task.left).info.rounds_done
                 self._shown.say(f"{cell.name}: going on with {cell.run} after round {done}")
 
-    def __call__(self, kind: str, number: int, value: Any) -> None:
+    def __call__(self, kind: str, number: int, value: Any) -> bool:
         cell = self._cells[number]
         if kind == "event":
             self._listeners[number](value)
-        elif kind == "say":
+            return self._judge is not None and self._judge(cell, value)
+        if kind == "say":
             self._shown.say(value)
         elif kind == "stopped":
-            cell.state, cell.run = "interrupted", value or cell.run
+            cell.state, cell.run = "interrupted", value or cell.run or self._made(cell)
         elif kind == "done":
             cell.state, (cell.outcome, cell.run) = "done", value
             self._tell(cell)
         else:
             cell.cause = value
-            if cell.run is None and self._past is not None:
-                made = self._past.newest(cell.config)
-                cell.run = made.id if made is not None else None
+            cell.run = cell.run or self._made(cell)
             self._shown.failed(cell, in_words(value))
             self._tell(cell)
+        return False
+
+    def _made(self, cell: Cell) -> str | None:
+        """The folder of a run that did not come to its end."""
+        made = self._past.newest(cell.config) if self._past is not None else None
+        return made.id if made is not None else None
 
     def _tell(self, cell: Cell) -> None:
         try:

@@ -13,6 +13,7 @@ from fedkin.core.federation import Answer, Faults, difference, spec_of
 from fedkin.engines.rehearsal import Rehearsal
 from fedkin.engines.simulator import Simulator
 from fedkin.methods.base import REPORTS
+from fedkin.rounds.trained import Trained
 from fedkin.testing.tampering import misshape, poison
 from fedkin.testing.tiny import CLASSES, FEATURES, MethodOrName, finished, job_of, personal_rows, sane
 
@@ -211,6 +212,28 @@ def measuring_changes_nothing(method: MethodOrName, options: Mapping[str, Any] |
     assert torch.equal(first, personal_rows(seldom)), "evaluating more often changes the result"
 
 
+def another_run_can_begin_with_it(method: MethodOrName, options: Mapping[str, Any] | None = None) -> None:
+    """A run that starts from it begins with the very model that is shared and with what each client keeps, in its own
+    network and memory, and goes on from there."""
+    done = finished(job_of(method, options))
+    earlier = Trained.of(done)
+    shared, kept = earlier.handed_on(), {n: {k: v.clone() for k, v in f.items()} for n, f in earlier.kept.items()}
+    keeps = {n: f for n, f in kept.items() if n in type(done.method).keeps and type(done.method).keeps[n].lasts}
+    if not shared and not keeps:
+        return  # it leaves nothing behind that is not its own
+    begun = [job_of(method, options, rounds=1, begin_with=earlier) for _ in range(2)]
+    for job in begun:
+        first = job.site.layout.tensors(job.site.initial)
+        assert all(torch.equal(first[name], value) for name, value in shared.items()), "it begins with another model"
+        for name, value in job.method.shared().items():
+            assert torch.equal(value, job.site.initial[job.site.layout.columns(name)]), "the server has another model"  # type: ignore[arg-type]
+        for name, found in keeps.items():
+            assert torch.equal(job.site.store.read(name, found["ids"].numpy()), found["rows"]), f"{name!r} is lost"
+        sane(finished(job))
+    assert torch.equal(*map(personal_rows, begun)), "two runs that start from it differ"
+    assert all(torch.equal(earlier.kept[n][k], v) for n, f in kept.items() for k, v in f.items()), "it has changed"
+
+
 METHOD_CHECKS: list[Check] = [
     runs_and_serves_every_client,
     learns_something,
@@ -231,6 +254,7 @@ METHOD_CHECKS: list[Check] = [
     handles_batch_norm,
     can_be_rehearsed,
     measuring_changes_nothing,
+    another_run_can_begin_with_it,
 ]
 
 

@@ -17,6 +17,7 @@ from fedkin.core.federation import Tamper
 from fedkin.data import Dataset, Split
 from fedkin.methods import METHODS, Method
 from fedkin.rounds import Job, prepare
+from fedkin.rounds.trained import Trained
 
 MethodOrName = str | type[Method]
 FEATURES, CLASSES = 6, 4  # of the four classes only three occur
@@ -67,6 +68,7 @@ def job_of(
     sizes: tuple[int, ...] = (9, 6, 1),
     tamper: Tamper | None = None,
     norm: bool = False,
+    begin_with: Trained | None = None,
     **settings: Any,
 ) -> Job:
     """A run on the tiny federation, ready to go."""
@@ -75,7 +77,13 @@ def job_of(
     values = {**defaults, **named, **settings, "options": dict(options or {})}
     config = make_config(values, given=())  # the same for every method, whether it has a use for all of it or not
     method_class = METHODS[method] if isinstance(method, str) else method
-    return prepare(config, method=method_class, model=Network(norm), data=federation(sizes), tamper=tamper)
+    given: dict[str, Any] = {
+        "method": method_class,
+        "model": Network(norm),
+        "data": federation(sizes),
+        "begin_with": begin_with,
+    }
+    return prepare(config, tamper=tamper, **given)
 
 
 def finished(job: Job) -> Job:

@@ -75,17 +75,29 @@ class Newcomers:
             written += write(model, Path(folder).expanduser() / stem, ["safetensors"])
         return written
 
+    def means(self) -> dict[int, float]:
+        """The mean over newcomers by the samples that they train on, for numbers of samples that all of them bring."""
+        by_count: dict[int, list[float]] = {}
+        for trial in self.trials:
+            by_count.setdefault(trial.samples, []).append(trial.accuracy)
+        every = {count: np.array(of) for count, of in sorted(by_count.items()) if len(of) == len(self.names)}
+        return {count: float(of[~np.isnan(of)].mean()) for count, of in every.items() if not np.isnan(of).all()}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as `fedkin join --json` prints them."""
         facts = {"metric": self.metric.name, "unit": self.metric.unit, "higher": self.metric.higher}
         own = {"run": self.run, "method": self.method, "epochs": self.epochs, **facts}
-        return {**own, "newcomers": [asdict(t) for t in self.trials], "remarks": self.remarks}
+        return {**own, "newcomers": [asdict(t) for t in self.trials], "means": self.means(), "remarks": self.remarks}
 
     def to_markdown(self) -> str:
-        """The trials as a table: a row for each newcomer, a column for each number of samples."""
+        """The trials as a table: a row for each newcomer and, of several, their mean; a column for each number of
+        samples."""
         counts = sorted({t.samples for t in self.trials})
         known = {(t.client, t.samples): said(t.accuracy, self.metric.unit) for t in self.trials}
         rows = [[name, *(known.get((name, count), "") for count in counts)] for name in self.names]
+        if len(self.names) > 1:
+            means = {count: said(mean, self.metric.unit) for count, mean in self.means().items()}
+            rows.append(["mean", *(means.get(count, "") for count in counts)])
         head = ["samples", *map(str, counts)]
         return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---", *["---:"] * len(counts)], *rows])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +18,11 @@ from starlette.staticfiles import StaticFiles
 
 from fedkin import report
 from fedkin.errors import FedKinError, UsageError
-from fedkin.report import palette
+from fedkin.report import one_client, palette
+from fedkin.report.figures import Figure, LeftOut
 from fedkin.report.one_run import FIGURES
 from fedkin.report.queries import PAGE
+from fedkin.report.saving import KINDS
 from fedkin.report.several_runs import MEASURES
 from fedkin.runs.catalogue import Catalogue
 from fedkin.runs.folder import REPORT, RunFolder
@@ -52,6 +55,7 @@ def create_app(
     app.mount("/static", StaticFiles(directory=HERE / "static"))
     _add_pages(app, catalogue, pages)
     _add_api(app, catalogue)
+    _add_files(app, catalogue)
     _add_stream(app, catalogue, streams or Streams())
     _add_errors(app, pages)
     return Guard(app, host, token)
@@ -86,8 +90,10 @@ def _add_pages(app: FastAPI, catalogue: Catalogue, pages: Environment) -> None:
         found = catalogue.find(name).info
         if not 0 <= client < len(found.names):
             raise UsageError(f"client {client}: this run has clients 0 to {len(found.names) - 1}")
-        classes = found.prepared.get("classes") != 0
-        return page("client.html", run=found.id, client=client, metric=found.metric, classes=classes)
+        own = {
+            k: plan for k, plan in one_client.FIGURES.items() if k != "classes" or found.prepared.get("classes") != 0
+        }
+        return page("client.html", run=found.id, client=client, figures=own, put=found.metric.put)
 
     @app.get("/palette.css")
     def colours() -> Response:
@@ -135,10 +141,7 @@ def _add_api(app: FastAPI, catalogue: Catalogue) -> None:
 
     @app.get("/api/compare")
     def compare(run: Annotated[list[str] | None, Query()] = None, measure: Word = None, seeds: bool = True) -> Json:
-        names = list(dict.fromkeys(run or []))
-        if not 2 <= len(names) <= views.MOST_COMPARED:
-            raise UsageError(f"{len(names)} runs to compare: select from 2 to {views.MOST_COMPARED}")
-        return Json(views.compare_page([catalogue.find(name) for name in names], measure or "macro", seeds))
+        return Json(views.compare_page(_several(catalogue, run), measure or "macro", seeds))
 
     @app.get("/api/runs/{name}")
     def run(name: str) -> Json:
@@ -167,6 +170,52 @@ def _add_api(app: FastAPI, catalogue: Catalogue) -> None:
     @app.get("/api/runs/{name}/figures/{figure}")
     def figure(name: str, figure: str, round: Round = None) -> Json:
         return Json(views.figure_page(catalogue.find(name), figure, round))
+
+    @app.get("/api/runs/{name}/clients/{client}/figures/{figure}")
+    def client_figure(name: str, client: int, figure: str) -> Json:
+        return Json(views.client_figure_page(catalogue.find(name), client, figure))
+
+
+def _add_files(app: FastAPI, catalogue: Catalogue) -> None:
+    """Figures to keep: as the report draws them, or as a table of their numbers."""
+
+    def file(found: Figure | LeftOut, kind: str, *words: object) -> Response:
+        content = views.saved_page(found, kind)
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(map(str, words)))  # nothing that a header or a disk could mind
+        headers = {
+            "Content-Disposition": f'attachment; filename="{name}.{kind}"',
+            "Content-Security-Policy": "default-src 'none'; sandbox; frame-ancestors 'none'",
+        }
+        return Response(content, media_type=KINDS[kind], headers=headers)  # type: ignore[index]
+
+    @app.get("/api/compare/{figure}/{kind}")
+    def compared(
+        figure: str,
+        kind: str,
+        run: Annotated[list[str] | None, Query()] = None,
+        measure: Word = None,
+        seeds: bool = True,
+    ) -> Response:
+        runs, measure = _several(catalogue, run), measure or "macro"
+        return file(views.compared_figure_of(runs, figure, measure, seeds), kind, "compare", figure, measure)
+
+    @app.get("/api/runs/{name}/figures/{figure}/{kind}")
+    def of_a_run(name: str, figure: str, kind: str, round: Round = None) -> Response:
+        run = catalogue.find(name)
+        when = [] if round is None else ["round", round]
+        return file(views.figure_of(run, figure, round), kind, run.info.id, figure, *when)
+
+    @app.get("/api/runs/{name}/clients/{client}/figures/{figure}/{kind}")
+    def of_a_client(name: str, client: int, figure: str, kind: str) -> Response:
+        run = catalogue.find(name)
+        return file(views.client_figure_of(run, client, figure), kind, run.info.id, "client", client, figure)
+
+
+def _several(catalogue: Catalogue, given: list[str] | None) -> list[RunFolder]:
+    names = list(dict.fromkeys(given or []))
+    if not 2 <= len(names) <= views.MOST_COMPARED:
+        raise UsageError(f"{len(names)} runs to compare: select from 2 to {views.MOST_COMPARED}")
+    return [catalogue.find(name) for name in names]
 
 
 def _add_stream(app: FastAPI, catalogue: Catalogue, streams: Streams) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,17 +12,19 @@ from typing import Any
 from fedkin.config import LATER
 from fedkin.core import notes
 from fedkin.errors import DataError, FedKinError, UsageError, unknown
-from fedkin.report import several_runs
+from fedkin.report import one_client, several_runs
 from fedkin.report.figures import Figure, LeftOut, attempt
 from fedkin.report.gather import CURVES, RunData, parsed, rounds_after
 from fedkin.report.one_run import FIGURES, figure
 from fedkin.report.queries import PAGE, select
-from fedkin.runs.catalogue import Broken, Catalogue, runs_folder
+from fedkin.report.saving import KINDS, saved
+from fedkin.runs.catalogue import Broken, Catalogue
 from fedkin.runs.database import TABLES
 from fedkin.runs.folder import ACCURACIES, REPORT, RunFolder, RunInfo
 from fedkin.runs.found_out import found_out
 from fedkin.runs.metric import ShownMetric
 from fedkin.sweep.groups import told_apart
+from fedkin.web.advice import next_steps
 from fedkin.web.values import Row, clean, columns, number, record, shown, text
 
 MOST_RUNS = 1000  # in one answer
@@ -128,7 +129,7 @@ def run_page(run: RunFolder) -> Row:
         "found": _found(info),
         **{k: number(part(info, k)) for k in ("judged", "judgeable")},
         "deployed": info.deployed,
-        "resume": _resume(info),
+        "next": [{"words": step.words, "command": step.command} for step in next_steps(info)],
         "partly": [number(round) for (round,) in partly],  # rounds whose accuracy is not of everybody
         "curves": rounds,
         "final": final,
@@ -141,14 +142,6 @@ def _found(info: RunInfo) -> str:
     """How many attackers were found."""
     rates, bad = part(info, "detection"), len(info.malicious)
     return found_out(rates, bad, len(info.names) - bad) if isinstance(rates, Mapping) else ""
-
-
-def _resume(info: RunInfo) -> str | None:
-    """What to type to go on with a run that stopped."""
-    if info.status not in ("interrupted", "failed"):
-        return None
-    where = "" if info.path.parent == runs_folder().resolve() else f" --runs-dir {shlex.quote(str(info.path.parent))}"
-    return text(f"fedkin {'server --resume' if info.deployed else 'resume'} {info.id}{where}", 500)
 
 
 def table_page(run: RunFolder, name: str, where: Mapping[str, int | None], offset: int, limit: int) -> Row:
@@ -251,10 +244,39 @@ def notes_page(run: RunFolder, name: str, start: int, limit: int) -> Row:
 
 def figure_page(run: RunFolder, name: str, round: int | None = None) -> Row:
     """One of the figures that the report has too; or why there is none."""
+    return _told(figure_of(run, name, round))
+
+
+def figure_of(run: RunFolder, name: str, round: int | None = None) -> Figure | LeftOut:
+    """One of a run's figures, with its numbers."""
     if name not in FIGURES:
         raise unknown("figure", name[:60], FIGURES)
     how = {"round": round, "budget": 0} if name == "matrix" else {}
-    return _told(figure(name, RunData(run, PAGE), **how))
+    return figure(name, RunData(run, PAGE), **how)
+
+
+def client_figure_page(run: RunFolder, client: int, name: str) -> Row:
+    """One of a client's figures; or why there is none."""
+    return _told(client_figure_of(run, client, name))
+
+
+def client_figure_of(run: RunFolder, client: int, name: str) -> Figure | LeftOut:
+    """One of a client's figures, with its numbers."""
+    if name not in one_client.FIGURES:
+        raise unknown("figure", name[:60], one_client.FIGURES)
+    clients = len(run.info.names)
+    if not 0 <= client < clients:
+        raise UsageError(f"client {client}: this run has clients 0 to {clients - 1}")
+    return one_client.figure(name, RunData(run, PAGE), client)
+
+
+def saved_page(found: Figure | LeftOut, kind: str) -> bytes:
+    """A figure as a file: `svg`, drawn as in the report, or `csv`, its numbers."""
+    if kind not in KINDS:
+        raise unknown("format", kind[:20], KINDS)
+    if isinstance(found, LeftOut):
+        raise (DataError if found.damaged else UsageError)(f"there is no figure: {found.why}")
+    return saved(found, kind)
 
 
 def _told(found: Figure | LeftOut) -> Row:
@@ -267,20 +289,41 @@ def _told(found: Figure | LeftOut) -> Row:
 # ---------------------------------------------------------------- several runs
 
 
+COMPARED = {
+    "per-round": ("Per round", several_runs.per_round),
+    "per-megabyte": ("Per megabyte", several_runs.per_megabyte),
+}
+"""The figures of several runs, in their order on the page."""
+
+
+def compared_figure_of(runs: Sequence[RunFolder], name: str, measure: str, seeds: bool) -> Figure | LeftOut:
+    """One of them, with its numbers."""
+    if name not in COMPARED:
+        raise unknown("figure", name[:60], COMPARED)
+    found = _overlaid(several_runs.grouped([RunData(run, PAGE) for run in runs]), measure, seeds)
+    return found[list(COMPARED).index(name)]
+
+
+def _overlaid(groups: Sequence[several_runs.Group], measure: str, seeds: bool) -> list[Figure | LeftOut]:
+    if measure not in several_runs.MEASURES:
+        raise unknown("measure", measure[:60], several_runs.MEASURES)
+    drawn = groups if seeds else several_runs.one_for_each(groups)
+    return [
+        attempt(name, title, partial(several_runs.overlaid, make, drawn, measure))
+        for name, (title, make) in COMPARED.items()
+    ]
+
+
 def compare_page(runs: Sequence[RunFolder], measure: str = "macro", seeds: bool = True) -> Row:
     """Runs by what they have in common, their curves in one chart (of every run, without `seeds`), and the settings in
     which they differ."""
-    if measure not in several_runs.MEASURES:
-        raise unknown("measure", measure[:60], several_runs.MEASURES)
     groups = several_runs.grouped([RunData(run, PAGE) for run in runs])
+    found = _overlaid(groups, measure, seeds)
     places = {run.info.id: i for i, group in enumerate(groups) for run in (*group.members, *group.older)}
     best = {run.info.id: number(part(run.info, "best", "round")) for run in runs}
     lines = [{**summary(r.info), "group": places[r.info.id], "best_round": best[r.info.id]} for r in runs]
     metrics = several_runs.metrics_of(groups)
     put = (metrics[0] if len(metrics) == 1 else ShownMetric()).put
-    drawn = groups if seeds else several_runs.one_for_each(groups)
-    makers = {"Per round": several_runs.per_round, "Per megabyte": several_runs.per_megabyte}
-    found = [attempt("", title, partial(several_runs.overlaid, make, drawn, measure)) for title, make in makers.items()]
     resolved = [_settings(run.info) for run in runs]
     keys = list(dict.fromkeys(k for s in resolved for k in s))
     differing = [k for k in keys if any(s.get(k) != resolved[0].get(k) for s in resolved)]

@@ -34,7 +34,9 @@ class CPFLOptions:
         "what happens if no body passes: tau falls to this round's bound, the old body stays, or the better half is "
         "taken",
     )
-    alpha: float = option(0.5, "share of accuracy in a client's contribution; the rest is data size", low=0, high=1)
+    alpha: float = option(
+        0.5, "share of accuracy in a client's contribution; the rest is data size", low=0, high=1, search="0..1"
+    )
     size_norm: Literal["share", "max"] = option(
         "share", "whether data size is relative to the round's sum or to its largest"
     )

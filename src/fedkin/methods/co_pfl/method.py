@@ -132,7 +132,7 @@ class PaperCOPFL(Method):
 
     def _mamo(self, client: Cohort, start: Tensor, mask: Tensor) -> Tensor:
         """Algorithm 2, lines 1-13. The personal pass is left out where it must be empty for everybody."""
-        epochs, any_grown = client.training.epochs, self.options.p > 0 and client.round > 0
+        epochs, any_grown = client.training.epochs, self.options.p > 0 and (client.round > 0 or bool(mask.any()))
         mine = self._pass(client, start, mask, "personal", epochs) if any_grown else start
         return mine.where(mask, self._pass(client, start, ~mask, "shared", epochs))
 

@@ -11,9 +11,13 @@ from fedkin.options import option
 @dataclass(frozen=True)
 class COPFLOptions:
     p: float = option(
-        0.25, "share of the weights that a mask gains at a time; 0: no weight becomes personal", low=0, high=1
+        0.25,
+        "share of the weights that a mask gains at a time; 0: no weight becomes personal",
+        low=0,
+        high=1,
+        search="0..1",
     )
-    gamma: float = option(0.5, "largest share of personal weights", low=0, high=1)
+    gamma: float = option(0.5, "largest share of personal weights", low=0, high=1, search="0..1")
     scope: Literal["per_tensor_unmasked", "global"] = option(
         "per_tensor_unmasked",
         "where the top p are taken: among the shared weights of each tensor, or among all weights (eq. 6)",

@@ -10,11 +10,15 @@ from fedkin.options import option
 
 @dataclass(frozen=True)
 class FedCAPOptions:
-    alpha: float = option(10.0, "how strongly similar clients are preferred; 0: all count the same", low=0)
+    alpha: float = option(
+        10.0, "how strongly similar clients are preferred; 0: all count the same", low=0, search="1..100:log"
+    )
     phi: float | Literal["equal"] = option(
         0.3, "a client's weight in its own customised model; equal: 1/n", low=0, high=1
     )
-    lam: float = option(0.1, "strength of the pull of the personal model towards the customised one", low=0)
+    lam: float = option(
+        0.1, "strength of the pull of the personal model towards the customised one", low=0, search="0.01..10:log"
+    )
     t_norm: float | Literal["auto"] = option(
         10.0, "longest calibrated update; auto: median + 6 MAD of a round", above=0
     )

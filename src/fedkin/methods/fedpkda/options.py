@@ -11,8 +11,12 @@ from fedkin.options import option
 
 @dataclass(frozen=True)
 class FedPKDAOptions(PrototypeOptions):
-    omega_local: float = option(0.5, "strength of the pull towards the client's own prototypes, which fades", low=0)
-    omega_global: float = option(0.9, "strength of the pull towards the global prototypes, which grows", low=0)
+    omega_local: float = option(
+        0.5, "strength of the pull towards the client's own prototypes, which fades", low=0, search="0..2"
+    )
+    omega_global: float = option(
+        0.9, "strength of the pull towards the global prototypes, which grows", low=0, search="0..2"
+    )
     offset: float = option(0.1, "what is added to the strength of both pulls", low=0)
     phi_scale: float = option(1.0, "the argument of the phase function phi in the last round", above=0)
     first_t: int = option(

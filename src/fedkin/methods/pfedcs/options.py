@@ -11,7 +11,7 @@ from fedkin.options import option
 @dataclass(frozen=True)
 class PFedCSOptions:
     lam: float = option(
-        0.5, "share of similarity in the weight of a collaborator; the rest is data size", low=0, high=1
+        0.5, "share of similarity in the weight of a collaborator; the rest is data size", low=0, high=1, search="0..1"
     )
     beta: int = option(100, "the round from which heads stay private, as in FedPer", low=0)
     rho: int = option(1, "epochs for which a client tunes its teacher; 0: it is used as received", low=0)

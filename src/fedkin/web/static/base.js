@@ -106,6 +106,22 @@ export const taken = (run) => (known(run.wall) || !known(run.seconds) ? seconds(
 
 export const badge = (status) => make("span", { class: `badge ${String(status).replace(/[^a-z]/g, "")}` }, String(status));
 
+// A command to type, and a button that copies it. Where a browser gives no clipboard (a page that came over plain HTTP from
+// another machine), the command is marked, to be copied by hand.
+export function command(words) {
+  const code = make("code", { tabindex: "0" }, words);
+  const done = make("span", { class: "unseen", role: "status" });
+  const copy = async () => {
+    const told = await navigator.clipboard?.writeText(words).then(() => "copied", () => null);
+    if (!told) getSelection().selectAllChildren(code);
+    button.textContent = told || "marked";
+    done.textContent = told ? "The command is copied." : "The command is marked: copy it with Ctrl-C.";
+    setTimeout(() => { button.textContent = "copy"; }, 2000);
+  };
+  const button = make("button", { type: "button", class: "button small", "aria-label": `copy: ${words}`, onclick: copy }, "copy");
+  return make("span", { class: "command" }, code, button, done);
+}
+
 // A table from head cells and rows of cells; numbers are right-aligned. A cell is text, a number's text, or a node.
 export function table(caption, head, rows) {
   const numeric = head.map((cell) => typeof cell === "object" && cell.number);
@@ -116,6 +132,6 @@ export function table(caption, head, rows) {
     make("caption", { class: "unseen" }, caption),
     make("thead", {}, make("tr", {}, names.map((name, i) => make("th", { scope: "col", class: numeric[i] ? "number" : null }, name)))),
     make("tbody", {}, rows.map((row) =>
-      make("tr", {}, row.map((cell, i) => make("td", { class: numeric[i] ? "number" : null }, cell ?? "–"))))),
+      make("tr", {}, row.map((cell, i) => make("td", { class: numeric[i] ? "number" : null, "data-name": names[i] }, cell ?? "–"))))),
   );
 }

@@ -2,7 +2,7 @@
 
 import { ask, brief, byId, make, plain, runPath, scored, shown, size, spreadOf, standing, table, taken } from "./base.js";
 import { lineChart } from "./charts.js";
-import { lines } from "./figures.js";
+import { lines, saveLinks } from "./figures.js";
 
 function numbers(runs) {
   return table("Results", ["run", "status", "method", "attack", "rule", { name: "seed", number: true }, { name: "rounds", number: true },
@@ -23,14 +23,15 @@ const charts = new Map();
 async function draw() {
   const how = [["measure", byId("measure").value], ["seeds", byId("seeds").checked]];
   const page = await shown(byId("content"), () => ask(`/api/compare?${new URLSearchParams([...chosen, ...how])}`));
-  for (const [i, place] of ["by-round", "by-megabyte"].entries()) {
+  for (const [i, place] of ["per-round", "per-megabyte"].entries()) {
     const figure = page?.figures[i];
     if (!figure) continue;
     byId(`about-${place}`).textContent = figure.caption ?? `There is no figure: ${figure.why}.`;
-    if (!figure.panels) { byId(place).replaceChildren(); charts.delete(place); continue; }
+    if (!figure.panels) { byId(place).replaceChildren(); byId(place).parentElement.querySelector("p.save")?.remove(); charts.delete(place); continue; }
     const spec = { ...lines(figure.panels[0], figure.title), height: 320 };
     if (charts.has(place)) charts.get(place)(spec);
     else charts.set(place, lineChart(byId(place), spec));
+    saveLinks(byId(place), figure, (kind) => `/api/compare/${place}/${kind}?${new URLSearchParams([...chosen, ...how])}`);
   }
   return page;
 }

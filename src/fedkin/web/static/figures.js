@@ -62,3 +62,12 @@ export function show(host, figure) {
   host.classList.toggle("beside", figure.panels.every((panel) => panel.kind === "Bars"));
   return figure.panels.map((panel, i) => PAINT[panel.kind](places[i].lastElementChild, panel, figure.alt))[0];
 }
+
+// Below a figure: links to it as a drawing, as the report has it, and as a table of its numbers. `where` gives the path
+// of each.
+export function saveLinks(host, figure, where) {
+  const link = (kind, words) => make("a", { class: "button small", href: where(kind), download: "", "aria-label": `save ${figure.title} as ${words}` }, words);
+  const links = make("p", { class: "save" }, "save as ", link("svg", "SVG"), link("csv", "CSV"));
+  host.parentElement.querySelector("p.save")?.remove();
+  host.after(links);
+}

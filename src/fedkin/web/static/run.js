@@ -1,7 +1,7 @@
 // One run: live curves while it goes on, then who got what, from whom, and at what price.
 
-import { apiPath, ask, badge, brief, byId, known, make, plain, runPath, scoreOf, seconds, shown, size, spreadOf, table, when } from "./base.js";
-import { heat, lines, show } from "./figures.js";
+import { apiPath, ask, badge, brief, byId, command, known, make, plain, runPath, scoreOf, seconds, shown, size, spreadOf, table, when } from "./base.js";
+import { heat, lines, saveLinks, show } from "./figures.js";
 
 const id = byId("content").dataset.run;
 const rows = new Map(); // "round.final" -> one record
@@ -68,9 +68,10 @@ function drawHead() {
   const left = last && done && page.status === "running" ? `, about ${seconds(((known(last.wall) ? last.wall : last.seconds) / done) * (total - done))} left` : "";
   byId("going").textContent = `${done} of ${total} rounds${left}`;
   byId("problem").replaceChildren(...(page.error ? [make("p", { class: "problem", role: "alert" }, page.error)] : []),
-    ...(page.resume ? [make("p", {}, "Go on with it: ", make("code", {}, page.resume))] : []),
     ...(page.diverged ? [make("p", { class: "problem", role: "alert" }, `Diverged: ${page.diverged}.`)] : []));
   byId("report").hidden = !page.report;
+  byId("next").hidden = !page.next.length;
+  byId("steps").replaceChildren(...page.next.map((step) => make("li", {}, make("span", {}, step.words), command(step.command))));
   if (!last) return;
   const ordered = [...rows.values()].sort((a, b) => a.round - b.round || a.final - b.final);
   const whole = ordered.filter((row) => !page.partly.includes(row.round)); // an accuracy without the weakest would look best
@@ -99,6 +100,7 @@ async function drawFigure(name) {
   card.querySelector(".about").textContent = found.why ? `There is no figure: ${found.why}.` : found.caption;
   if (!found.why) {
     const update = show(host, found);
+    saveLinks(host, found, (kind) => apiPath(id, `/figures/${name}/${kind}`));
     if (found.panels[0].series?.some((one) => one.column)) curves.set(found, update);
     if (found.rounds.length) drawFrames(found, update);
   }
@@ -121,6 +123,7 @@ function drawFrames(newest, update) {
     }
     if (newest.rounds[Number(slider.value)] !== round) return;
     update(heat(cache.get(round).panels[0], cache.get(round).alt, !byId("by-likeness").checked));
+    saveLinks(byId(newest.name), newest, (kind) => apiPath(id, `/figures/${newest.name}/${kind}?round=${round}`));
     byId("at-round-now").textContent = `${round} of ${newest.rounds.at(-1)}`;
   };
   slider.oninput = go;
