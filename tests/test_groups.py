@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from typing import Any
 import pytest
 
 import fedkin as fk
-from fedkin.config import NOT_IDENTITY, Config, make_config
+from fedkin.config import LATER, NOT_IDENTITY, Config, make_config
 from fedkin.report.gather import RunData
 from fedkin.report.several_runs import grouped as in_report
 from fedkin.runs.folder import RunFolder, RunInfo
-from fedkin.sweep.groups import grouped, same_but_seed, settings_of, varied
+from fedkin.sweep.groups import grouped, same_but_seed, settings_of, told_apart, varied
 from fedkin.web.views import compare_page
 
 ROOT = Path(__file__).parent.parent / "src" / "fedkin"
@@ -141,3 +142,38 @@ def test_which_settings_change_a_result_is_decided_in_one_place() -> None:
 def test_a_run_info_is_read_as_its_folder_has_it(made: Path) -> None:
     info = RunInfo.read(made)
     assert not {"on_failure", "device", "malicious"} & settings_of(info).keys()
+
+
+def test_settings_that_older_runs_could_not_have_tell_runs_apart_too() -> None:
+    plain, cosine, factors = (
+        make_config({"rounds": 2, **more}) for more in ({}, {"lr_schedule": "cosine"}, {"lr_factors": "lognormal:0.5"})
+    )
+    old = plain.to_dict()
+    for name in LATER:
+        del old[name]
+    found = grouped([plain, cosine, factors, make_config({**old, "seed": 1}, ())], lambda c: c)
+    assert [(g.row, g.column) for g in found] == [
+        ("fedavg", "lr schedule constant, lr factors same"),
+        ("fedavg", "lr schedule cosine"),
+        ("fedavg", "lr factors lognormal:0.5"),
+    ]
+    assert len(found[0].members) == 2
+    both = [replace(c, lr=lr) for c in (plain, cosine) for lr in (0.1, 0.2)]
+    words = [g.column for g in grouped(both, lambda c: c)]
+    assert words == ["lr 0.1", "lr 0.2", "lr 0.1, lr schedule cosine", "lr 0.2, lr schedule cosine"]
+    (limited, free) = grouped([replace(plain, validation_share=0.1), plain], lambda c: c)
+    assert (limited.column, free.column) == ("validation share 0.1", "validation share not set")
+
+
+def test_what_tells_runs_apart_in_a_list_is_said_as_one_types_it() -> None:
+    configs = [
+        make_config({"method": "fedprox", "options": {"mu": 0.1}}),
+        make_config({"method": "fedprox", "options": {"mu": 1.0}, "lr": 0.1, "seed": 3}),
+        make_config({"method": "fedavg", "partition": "iid", "attack": "sf"}),
+        make_config({"method": "fedavg", "lr_schedule": "cosine"}),
+        make_config({"method": "local", "lr": 0.7}),
+    ]
+    told = ["mu=0.1", "mu=1.0 lr=0.1", "partition=iid", "lr_schedule=cosine", ""]
+    assert told_apart(configs, beside=("attack",)) == told
+    assert told_apart(configs)[2] == "partition=iid attack=sf"
+    assert told_apart([]) == []

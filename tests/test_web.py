@@ -36,7 +36,7 @@ from fedkin.config import make_config
 from fedkin.errors import DataError, UsageError
 from fedkin.report import one_client, palette, svg
 from fedkin.report.figures import Across, Bars, Columns, Figure, Lines, Part, Series, Strips
-from fedkin.report.one_run import ACCURACY, FIGURES
+from fedkin.report.one_run import FIGURES
 from fedkin.report.page import write_report
 from fedkin.report.queries import PAGE, select
 from fedkin.report.saving import as_csv
@@ -346,7 +346,7 @@ def test_the_scripts_have_no_words_units_or_colours_of_their_own(real: tuple[Pat
             for panel in panels(web, name, key):
                 said |= {panel[k] for k in ("x", "y", "what", "title") if panel.get(k)}
                 said |= {one["label"] for k in ("series", "parts") for one in panel.get(k, [])}
-    assert {"Who learns from whom", "learns from", "to the server", "threshold", ACCURACY} <= said
+    assert {"Who learns from whom", "learns from", "to the server", "threshold", "test accuracy, %"} <= said
     assert not [words for words in said - {"round", "client"} if words in re.findall(r'"([^"]*)"', drawing)]
     assert not [plan.title for plan in FIGURES.values() if f">{plan.title}<" in pages or f'"{plan.title}"' in pages]
     styles = (static / "style.css").read_text()
@@ -480,7 +480,7 @@ def test_a_figure_is_saved_as_the_report_draws_it_and_as_its_numbers(real: tuple
             else:
                 assert len(list(csv.reader(io.StringIO(numbers.text)))) > 1
         rows = list(csv.reader(io.StringIO(web.get(f"/api/runs/{name}/figures/accuracy-per-round/csv").text)))
-        assert rows[0] == ["line", "round", ACCURACY, "low", "high"]
+        assert rows[0] == ["line", "round", "test accuracy, %", "low", "high"]
         macro = [float(row[2]) for row in rows if row[0] == "macro"]
         assert macro == [r.accuracy.macro for r in result.history if not r.final]
     name = next(n for n in results if n.startswith("pfedcs"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -15,6 +16,7 @@ from fedkin.core import notes
 from fedkin.options import said
 from fedkin.rounds import Result
 from fedkin.rounds.words import method_of, reached, size, threat, whose
+from fedkin.runs.found_out import found_out
 
 MOST_NAMES = 30
 CHOSEN = {
@@ -142,10 +144,7 @@ def _hostility(result: Result) -> dict[str, str]:
         rates, how = found.overall, "found: removed, or left out the last time it took part"
         if config.attackers == "redrawn":
             how = "every verdict against the truth of its round"
-        facts["detection"] = (
-            f"accuracy {_share(rates.accuracy)}, false positives {_share(rates.false_positive)} of the benign, "
-            f"false negatives {_share(rates.false_negative)} of the malicious  [dim]({how})[/]"
-        )
+        facts["detection"] = f"{found_out(asdict(rates), len(bad), len(result.per_client) - len(bad))}  [dim]({how})[/]"
     if taken := result.backdoor:
         words = {
             "personal": "personal models take {} of the triggered test samples of other classes for the target",

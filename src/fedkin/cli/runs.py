@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from json import loads
+from textwrap import wrap
 from typing import Annotated, Any, Literal, cast
 
 import typer
 
 from fedkin.cli.application import RUNS, TRAIN, Json, RunsDir, command
 from fedkin.cli.console import messages, percent, print_json, safe, scores, screen, spent, table
+from fedkin.cli.differences import readable
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.cli.names import run_names
 from fedkin.cli.waiting import load
@@ -22,6 +24,7 @@ from fedkin.rounds.words import seconds, size
 from fedkin.runs.catalogue import Broken, Catalogue, diff
 from fedkin.runs.folder import MAX_JSON, SITES, STATUSES, RunFolder, RunInfo, number
 from fedkin.runs.reading import read_bytes
+from fedkin.sweep.groups import told_apart
 
 COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
 SORTS: dict[str, Callable[[RunInfo], Any]] = {
@@ -39,6 +42,8 @@ SORTS: dict[str, Callable[[RunInfo], Any]] = {
 MOST_CLIENTS = 60
 ONLY_WITH = {"severity": "shift", "min_gain": "patience"}  # settings that change nothing without another
 MOST_KINDS = 40  # of events and of notes
+MOST_TOLD = 60  # characters of what tells runs apart
+WIDE = 140  # a screen on which that has a column
 Run = Annotated[
     str,
     typer.Argument(
@@ -102,11 +107,15 @@ def runs(
         which = "that fits" if filtered else "yet: start one with fedkin run fedavg"
         return messages().print(f"no run in {safe(str(catalogue.path))} {which}")
     numbers = ("seed", "round", "macro", "worst decile", "sent", "time")
-    made = table(None, "run", "status", "data", "attack", *numbers, right=numbers)
-    for r in found:
+    differs = told_apart(found, beside=("attack", "rounds"))
+    wide = screen().width >= WIDE and any(differs)  # else below the name
+    made = table(None, "run", "status", "data", "attack", *numbers, *(["differs in"] if wide else []), right=numbers)
+    for r, told in zip(found, differs, strict=True):
         status = f"[{COLOURS[r.status]}]{r.status}[/]{', [red]diverged[/]' if r.diverged else ''}"
+        told = told if len(told) <= MOST_TOLD else f"{told[: MOST_TOLD - 1]}…"
+        below = "" if wide else "".join(f"\n [dim]{safe(line)}[/]" for line in wrap(told, len(r.id) - 1))
         made.add_row(
-            safe(r.id),
+            f"{safe(r.id)}{below}",
             status,
             safe(_name(r.data)),
             safe(r.attack),
@@ -116,6 +125,7 @@ def runs(
             _figure(r, "worst_decile"),
             size(r.bytes),
             _time(r),
+            *([safe(told)] if wide else []),
         )
     out = screen()
     if found:
@@ -388,26 +398,21 @@ def _clients(folder: RunFolder) -> Any:
 
 @command("diff", "fedkin diff fedavg-20261115-171502-a3f9 fedcap-20261115-171730-11c0", RUNS)
 def diff_runs(a: Run, b: Run, runs_dir: RunsDir = None, json: Json = False) -> None:
-    """Show in what two runs differ: settings, environment, result."""
+    """Show in what two runs differ: settings, environment, result. With --json rounds count from 0, as in show."""
     catalogue = Catalogue(runs_dir)
     one, two = catalogue.locate(a).info, catalogue.locate(b).info
     found = diff(one, two)
     if json:
         return print_json({"a": one.id, "b": two.id, **found})
     out = screen()
-    for part, rows in found.items():
+    for part, rows in readable(found, one, two).items():
         if not rows:
             out.print(f"[dim]{part}: the same[/]")
             continue
         made = table(None, part, safe(one.id), safe(two.id))
-        for key, (left, right) in rows.items():
-            made.add_row(safe(key), _short(left), _short(right))
+        for row in rows:
+            made.add_row(*map(safe, row))
         out.print(made)
-
-
-def _short(value: Any) -> str:
-    text = f"{value:.4f}" if isinstance(value, float) else str(value)
-    return safe(text if len(text) <= 200 else text[:200] + " ...")
 
 
 @command(

@@ -12,10 +12,15 @@ import numpy as np
 from fedkin.core.notes import Event
 from fedkin.errors import DataError
 from fedkin.report.palette import DASHES, SERIES
+from fedkin.runs.metric import ShownMetric
 
 Floats = np.ndarray[Any, np.dtype[Any]]
 Unit = Literal["%", "B", "s", ""]
 Mark = Literal["", "dot", "ring", "cross", "triangle", "square"]
+
+
+ACCURACY = "test accuracy"
+LOSSES = ShownMetric("loss", "", higher=False)
 
 
 class Missing(DataError):
@@ -53,7 +58,8 @@ class Lines:
     unit: Unit
     series: Sequence[Series]
     title: str = ""
-    same_scale: bool = True  # else values that lie far apart get a logarithmic scale, and others each chart its own
+    same_scale: bool = True  # else values that lie `far` apart get a logarithmic scale, and others each chart its own
+    far: float = 50  # the largest by the smallest
     marks: bool = False  # few points, each of which counts
     low: float | None = None
     high: float | None = None
@@ -115,6 +121,7 @@ class Columns:
     groups: Sequence[tuple[str, int]]
     of: Sequence[int]
     lines: Sequence[Across]
+    high: float | None = None  # where the scale ends, if not with the values
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +218,34 @@ def said(value: float, unit: Unit) -> str:
     if unit == "B":
         power = next((i for i in range(4) if abs(value) < 999.5 * 1000**i), 4)
         return f"{value / 1000**power:.{0 if power == 0 else 1}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+    if unit == "" and abs(value) >= 1e6:
+        return f"{value:.4g}"
     return f"{f'{value:,.0f}' if abs(value) >= 100 else f'{value:.3g}'}{unit and ' s'}"
+
+
+def axis(metric: ShownMetric) -> str:
+    """What an axis with values of a metric is called."""
+    return f"{metric.put(ACCURACY)}{', %' if metric.unit else ''}"
+
+
+def unit_of(metric: ShownMetric) -> Unit:
+    return "%" if metric.unit == "%" else ""
+
+
+def of_scores(x: str, metric: ShownMetric, series: Sequence[Series], whole: bool = False, marks: bool = False) -> Lines:
+    """A chart of values of a metric; with the `whole` scale where that has ends."""
+    unit = unit_of(metric)
+    low, high = (0.0, 100.0) if whole and unit == "%" else (None, None)
+    return Lines(x, axis(metric), unit, series, same_scale=unit == "%", marks=marks, low=low, high=high)
+
+
+def band(mean: Floats, spread: Floats, metric: ShownMetric) -> tuple[Floats, Floats]:
+    """As far to either side, but not beyond the values that there can be: a share of all, an error above nothing."""
+    low, high = mean - spread, mean + spread
+    if metric.unit == "%":
+        return np.clip(low, 0, 100), np.clip(high, 0, 100)
+    least = np.where(mean > 0, mean / 100, -np.inf)
+    return low if metric.higher else np.maximum(low, least), high
 
 
 def cut(shown: int, all_: int, what: str = "clients") -> str:

@@ -18,6 +18,7 @@ from fedkin.report.figures import Floats, Missing
 from fedkin.report.queries import FILE, Limits, select
 from fedkin.runs.arrays import read_arrays
 from fedkin.runs.folder import METRICS, SPLIT, RunFolder, RunInfo
+from fedkin.runs.metric import ShownMetric
 
 MOST_CLIENTS = 20_000
 MOST_ROUNDS = 200  # columns of a map over rounds; longer runs are thinned
@@ -71,6 +72,10 @@ class RunData:
         if not 0 < len(self.info.names) <= MOST_CLIENTS:
             raise DataError(f"{self.info.id}: figures take 1 to {MOST_CLIENTS} clients, not {len(self.info.names)}")
         return [name[:200] for name in self.info.names]
+
+    @property
+    def metric(self) -> ShownMetric:
+        return self.info.metric
 
     @property
     def few(self) -> range:
@@ -128,7 +133,7 @@ class RunData:
     def best(self) -> dict[str, float]:
         """The row that is best by `best_by`, the earliest of equals."""
         score = self.rounds["validation_macro" if self.best_by == "validation" else "micro"]
-        score = score if self.info.metric.higher else -score
+        score = score if self.metric.higher else -score
         at = int(np.nanargmax(score)) if np.isfinite(score).any() else -1
         return {k: float(v[at]) if len(v) else np.nan for k, v in self.rounds.items()}
 
@@ -161,6 +166,11 @@ class RunData:
 
     def has(self, client: Any) -> bool:
         return type(client) is int and 0 <= client < len(self.names)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether samples have one of several classes: of numbers and the like there is nothing to count."""
+        return self.info.prepared.get("classes") != 0
 
     @cached_property
     def class_counts(self) -> Floats:

@@ -9,7 +9,7 @@ from fedkin.errors import FedKinError
 from fedkin.report import figures
 from fedkin.report.figures import Figure, Floats, LeftOut, Lines, Missing, Series, ends
 from fedkin.report.gather import RunData
-from fedkin.report.one_run import ACCURACY, LOSS, Plan
+from fedkin.report.one_run import LOSS, Plan
 
 MEAN = 6  # the colour of the mean that a client is held against
 
@@ -31,11 +31,8 @@ def accuracy(run: RunData, client: int) -> Figure:
         f"mean of {who} (macro)", run.rounds["round"][regular], run.rounds["macro"][regular], colour=MEAN, dash=1
     )
     series = [Series("this client", x, y), mean]
-    return Figure(
-        "Of this client's personal model, on its own test samples.",
-        ends(series),
-        [Lines("round", ACCURACY, "%", series, low=0.0, high=100.0)],
-    )
+    panel = figures.of_scores("round", run.metric, series, whole=True)
+    return Figure("Of this client's personal model, on its own test samples.", ends(series, panel.unit), [panel])
 
 
 def loss(run: RunData, client: int) -> Figure:
@@ -43,7 +40,8 @@ def loss(run: RunData, client: int) -> Figure:
     if not len(x):
         raise Missing("no round has been evaluated yet")
     series = [Series("test", x, y, colour=1)]
-    return Figure("On this client's own test samples.", ends(series, ""), [Lines("round", LOSS, "", series, low=0.0)])
+    panel = Lines("round", LOSS, "", series, same_scale=False, low=0.0)
+    return Figure("On this client's own test samples.", ends(series, ""), [panel])
 
 
 def traffic(run: RunData, client: int) -> Figure:
@@ -81,4 +79,4 @@ FIGURES: dict[str, Plan] = {
 
 def figure(name: str, run: RunData, client: int) -> Figure | LeftOut:
     plan = FIGURES[name]
-    return figures.attempt(name, plan.title, lambda: plan.build(run, client))
+    return figures.attempt(name, run.metric.put(plan.title), lambda: plan.build(run, client))

@@ -19,7 +19,7 @@ from fedkin.report.matrix import collaboration
 MATRIX_BUDGET = 400_000  # numbers of all collaboration matrices in a page
 MOST_CELLS = 500_000  # of the map of a split
 MOST_TIMELINES = 120
-ACCURACY, LOSS = "test accuracy, %", "loss"
+LOSS = "loss"
 TRUTH = "malicious (the truth)"
 TUNED = " A point apart from its line stands for the models after the method's last fine-tuning."
 DOWN, UP = "to clients", "to the server"
@@ -30,13 +30,13 @@ DOWN, UP = "to clients", "to the server"
 
 @dataclass(frozen=True)
 class Curves:
-    """A figure of columns of the table of rounds: on the page it grows with every round."""
+    """A figure of columns of the table of rounds: on the page it grows with every round. Without a name of its own and
+    a unit it is of the run's metric."""
 
     about: str
-    y: str
-    unit: figures.Unit
     columns: tuple[tuple[str, str, str], ...]  # what it is called, the column, and the column with its spread
-    high: float | None = None
+    y: str = ""
+    unit: figures.Unit = ""
 
     def __call__(self, run: RunData) -> Figure:
         series = [_curve(run, i, *column) for i, column in enumerate(self.columns)]
@@ -44,9 +44,10 @@ class Curves:
             series = [s for s in series if not s.column.startswith("validation")]
         tuned = TUNED if any(s.last is not None for s in series) else ""
         about = self.about.format(who="benign clients" if run.malicious else "clients")
-        return Figure(
-            about + tuned, ends(series, self.unit), [Lines("round", self.y, self.unit, series, low=0.0, high=self.high)]
-        )
+        panel = figures.of_scores("round", run.metric, series, whole=True)
+        if self.y:
+            panel = Lines("round", self.y, self.unit, series, same_scale=self.unit != "", low=0.0)
+        return Figure(about + tuned, ends(series, panel.unit), [panel])
 
 
 def _curve(run: RunData, place: int, label: str, column: str, spread: str) -> Series:
@@ -54,7 +55,7 @@ def _curve(run: RunData, place: int, label: str, column: str, spread: str) -> Se
     y = run.rounds[column][regular]
     ending = last[column] if last["final"] == 1 and np.isfinite(last[column]) else None
     aside = run.rounds[spread][regular] if spread else None
-    low, high = (None, None) if aside is None else (np.clip(y - aside, 0, 100), np.clip(y + aside, 0, 100))
+    low, high = (None, None) if aside is None else figures.band(y, aside, run.metric)
     x = run.rounds["round"][regular]
     return Series(label, x, y, low, high, ending, colour=place, dash=place, column=column, spread=spread)
 
@@ -62,26 +63,22 @@ def _curve(run: RunData, place: int, label: str, column: str, spread: str) -> Se
 ACCURACY_CURVES = Curves(
     "Of the personal models of {who}: the mean over clients (macro), with one standard deviation over clients to "
     "either side, and the mean of the worst tenth.",
-    ACCURACY,
-    "%",
     (("macro", "macro", "std"), ("worst decile", "worst_decile", ""), ("validation, macro", "validation_macro", "")),
-    high=100.0,
 )
 LOSS_CURVES = Curves(
     "Mean test loss of the personal models of {who}, and training loss of those who trained.",
-    LOSS,
-    "",
     (("test", "test_loss", ""), ("training", "train_loss", ""), ("validation", "validation_loss", "")),
+    LOSS,
 )
-TRAFFIC = Curves("All that was sent since the start.", "sent", "B", ((DOWN, "bytes_down", ""), (UP, "bytes_up", "")))
+TRAFFIC = Curves("All that was sent since the start.", ((DOWN, "bytes_down", ""), (UP, "bytes_up", "")), "sent", "B")
 
 
 # ---------------------------------------------------------------- clients
 
 
 def spread_over_clients(run: RunData) -> Figure:
-    each, bad = run.clients["accuracy"], set(run.malicious)
-    ranked = [int(c) for c in np.argsort(each, kind="stable") if np.isfinite(each[c])]
+    each, bad, metric, unit = run.clients["accuracy"], set(run.malicious), run.metric, figures.unit_of(run.metric)
+    ranked = [int(c) for c in np.argsort(each if metric.higher else -each, kind="stable") if np.isfinite(each[c])]
     benign, hostile = [c for c in ranked if c not in bad], [c for c in ranked if c in bad]
     if not benign:
         raise Missing("no benign client has test samples")
@@ -89,23 +86,23 @@ def spread_over_clients(run: RunData) -> Figure:
     of = [0] * tenth + [1] * (len(benign) - tenth) + [2] * len(hostile)
     groups = [("worst decile", palette.ODD), ("other clients", palette.GOOD), (TRUTH, palette.BAD)]
     mean, low = float(each[benign].mean()), float(each[benign[:tenth]].mean())
-    caption = (
-        f"Every {'benign ' if bad else ''}client's accuracy after round {run.last['round']:.0f}, from worst to best."
-    )
+    when = f"after round {run.last['round']:.0f}, from worst to best"
+    caption = f"Every {'benign ' if bad else ''}client's {metric.name} {when}."
     if hostile:
         caption += " Malicious ones stand apart at the right, and count in no mean."
     panel = figures.Columns(
         "client",
-        ACCURACY,
-        "%",
+        figures.axis(metric),
+        unit,
         [run.names[c] for c in [*benign, *hostile]],
         each[[*benign, *hostile]],
         groups[: 2 + bool(hostile)],
         of,
         [figures.Across("mean", mean, len(benign)), figures.Across("worst decile", low, len(benign))],
+        100.0 if unit == "%" else None,
     )
-    alt = f"From {each[benign[0]]:.1f} to {each[benign[-1]]:.1f} %, mean {mean:.1f} %, worst decile {low:.1f} %"
-    return Figure(caption, f"{alt}.", [panel])
+    first, last, mean_, low_ = (said(float(v), unit) for v in (each[benign[0]], each[benign[-1]], mean, low))
+    return Figure(caption, f"From {first} to {last}, mean {mean_}, worst decile {low_}.", [panel])
 
 
 def split_of(run: RunData) -> Figure:
@@ -397,4 +394,4 @@ def details(run: RunData, budget: int = MATRIX_BUDGET) -> list[Figure | LeftOut]
 
 def figure(name: str, run: RunData, **how: Any) -> Figure | LeftOut:
     plan = FIGURES[name]
-    return figures.attempt(name, plan.title, lambda: plan.build(run, **how))
+    return figures.attempt(name, run.metric.put(plan.title), lambda: plan.build(run, **how))

@@ -7,25 +7,29 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.config import POINTS
+from fedkin.config import LATER, POINTS
 from fedkin.core.notes import event_of
 from fedkin.errors import FedKinError
 from fedkin.report.gather import RunData
-from fedkin.report.several_runs import Group, of_all, split_hash
+from fedkin.report.several_runs import Group, metrics_of, of_all, split_hash
 
 MOST_CLIENTS = 2000  # in the table
 
 
 def tables(groups: Sequence[Group]) -> dict[str, Any]:
-    runs = of_all(groups)
+    runs, metrics = of_all(groups), metrics_of(groups)
+    words = "; ".join(metric.described for metric in metrics)
     return {
         "title": _title(runs),
-        "groups": [_summary(group) for group in groups],
+        "scores": f"{words[:1].upper() if metrics[0].name == 'accuracy' else words[:1]}{words[1:]}",
+        "metric": metrics[0].name,
+        "groups": [_summary(group, len(metrics) > 1) for group in groups],
         "judged": _judged(runs),
-        "runs": [_row(run) for run in runs],
+        "runs": [_row(run, len(metrics) > 1) for run in runs],
         "older": [run.info.id for group in groups for run in group.older],
         "clients": _clients(runs[0]) if len(runs) == 1 else None,
-        "settings": _common(runs),
+        "settings": _settings(runs, alike=True),
+        "differing": _settings(runs, alike=False),
     }
 
 
@@ -41,9 +45,20 @@ def text(mean: float, std: float = np.nan, digits: int = 2) -> str:
     return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if np.isfinite(std) else "")
 
 
-def _summary(group: Group) -> dict[str, Any]:
+def _score(run: RunData, mean: float, std: float = np.nan, named: bool = False) -> str:
+    """Of the run's metric, `named` unless it is accuracy."""
+    metric = run.metric
+    spread = f" ± {metric.said(std)}" if np.isfinite(std) else ""
+    name = f" {metric.name}" if named and metric.name != "accuracy" else ""
+    return f"{metric.said(mean)}{spread}{name}" if np.isfinite(mean) else "–"
+
+
+def _summary(group: Group, named: bool = False) -> dict[str, Any]:
     def cell(value: Callable[[RunData], float], digits: int = 2) -> str:
         return text(**group.over_seeds(value), digits=digits)
+
+    def score(value: Callable[[RunData], float]) -> str:
+        return _score(group.members[0], **group.over_seeds(value), named=named)
 
     points = list(dict.fromkeys(_evaluated(run) for run in group.members))
     unfinished = [run for run in group.members if run.info.status != "finished"]
@@ -51,11 +66,11 @@ def _summary(group: Group) -> dict[str, Any]:
         "label": group.row,
         "condition": group.column,
         "seeds": [run.info.seed for run in group.members],
-        "macro": cell(lambda r: r.last["macro"]),
-        "micro": cell(lambda r: r.last["micro"]),
-        "worst": cell(lambda r: r.last["worst_decile"]),
-        "std": cell(lambda r: r.last["std"]),
-        "best": cell(lambda r: r.best["micro"]),
+        "macro": score(lambda r: r.last["macro"]),
+        "micro": score(lambda r: r.last["micro"]),
+        "worst": score(lambda r: r.last["worst_decile"]),
+        "std": score(lambda r: r.last["std"]),
+        "best": score(lambda r: r.best["micro"]),
         "best_round": ", ".join(f"{text(r.best['round'], digits=0)} ({r.best_by})" for r in group.members[:10]),
         "megabytes": cell(lambda r: (r.last["bytes_down"] + r.last["bytes_up"]) / 1e6, 1),
         "seconds": cell(lambda r: r.last["wall"] if np.isnan(r.info.wall) else r.info.wall, 1),
@@ -84,8 +99,9 @@ def _judged(runs: Sequence[RunData]) -> str:
     return f"All models were evaluated {''.join(POINTS.get(p, p) for p in points)}."
 
 
-def _row(run: RunData) -> dict[str, Any]:
+def _row(run: RunData, named: bool = False) -> dict[str, Any]:
     info, git = run.info, run.info.environment.get("git")
+    best = f"round {text(run.best['round'], digits=0)}, chosen on {run.best_by}"
     commit = ""
     if isinstance(git, dict):
         commit = str(git.get("revision") or "")[:12] + (" with changes" if git.get("dirty") else "")
@@ -96,10 +112,10 @@ def _row(run: RunData) -> dict[str, Any]:
         "seed": info.seed,
         "created": info.created[:40],
         "rounds": f"{info.rounds_done} of {info.rounds_total}",
-        "macro": text(run.last["macro"]),
-        "micro": text(run.last["micro"]),
-        "worst": text(run.last["worst_decile"]),
-        "best": f"{text(run.best['micro'])} (round {text(run.best['round'], digits=0)}, chosen on {run.best_by})",
+        "macro": _score(run, run.last["macro"], named=named),
+        "micro": _score(run, run.last["micro"], named=named),
+        "worst": _score(run, run.last["worst_decile"], named=named),
+        "best": f"{_score(run, run.best['micro'], named=named)} ({best})",
         "split": split_hash(run)[:16],
         "commit": commit or "unknown",
         "fedkin": str(info.environment.get("fedkin", ""))[:20],
@@ -123,8 +139,8 @@ def _clients(run: RunData) -> dict[str, Any] | None:
     rows = [
         {
             "name": name[:80],
-            "accuracy": text(each["accuracy"][c]),
-            "loss": text(each["loss"][c], digits=3),
+            "accuracy": _score(run, each["accuracy"][c]),
+            "loss": text(each["loss"][c], digits=3) if abs(each["loss"][c]) < 1e6 else f"{each['loss'][c]:.4g}",
             "tested": text(each["count"][c], digits=0),
             "fate": "; ".join(_fate(words, when) for words, when in fates.get(c, {}).items()),
         }
@@ -139,8 +155,14 @@ def _fate(words: str, when: Sequence[int]) -> str:
     return f"{words} {len(when)} times" if when else words
 
 
-def _common(runs: Sequence[RunData]) -> list[tuple[str, str]]:
-    """Settings that all runs share, and for a single run all of them."""
-    first, *others = ({**r.info.config, **{f"options.{k}": v for k, v in r.info.options.items()}} for r in runs)
-    shared = {k: v for k, v in first.items() if all(repr(other.get(k)) == repr(v) for other in others)}
-    return [(str(k)[:60], str(v)[:200]) for k, v in shared.items() if k not in ("options", "runs_dir")]
+def _settings(runs: Sequence[RunData], alike: bool) -> list[tuple[str, str]]:
+    """Settings in which all runs are `alike` (for a single run all of them), or those in which they differ, with every
+    value; the seed aside, which tells runs of one group apart."""
+    each = [{**LATER, **r.info.config, **{f"options.{k}": v for k, v in r.info.options.items()}} for r in runs]
+    keys = [k for k in dict.fromkeys(k for own in each for k in own) if k not in ("options", "runs_dir")]
+    found = []
+    for key in keys:
+        values = list(dict.fromkeys(str(own[key])[:200] if key in own else "–" for own in each))
+        if (len(values) == 1) == alike and (alike or key != "seed"):
+            found.append((str(key)[:60], " | ".join(values[:20])))
+    return found

@@ -12,9 +12,10 @@ import numpy as np
 from fedkin.core import notes
 from fedkin.errors import DataError
 from fedkin.report import figures
-from fedkin.report.figures import Figure, Floats, LeftOut, Lines, Missing, Series, Strips, attempt, cut, ends
+from fedkin.report.figures import Figure, Floats, LeftOut, Lines, Missing, Series, Strips, attempt, cut, ends, said
 from fedkin.report.gather import RunData
-from fedkin.report.one_run import ACCURACY, FIGURES, LOSS, TUNED, phase_bars, split_of
+from fedkin.report.one_run import FIGURES, LOSS, TUNED, phase_bars, split_of
+from fedkin.runs.metric import ShownMetric
 from fedkin.sweep import groups as sweep
 
 Group = sweep.Group[RunData]
@@ -24,15 +25,15 @@ MOST_SPLITS = 3
 MOST_ROWS = 40  # of bars
 LONGEST = 200  # characters of a label
 ROUND, MEGABYTES = "round", "megabytes, both ways"
-MEASURES: dict[str, tuple[str, str, figures.Unit]] = {
-    "macro": ("accuracy, macro", ACCURACY, "%"),
-    "worst_decile": ("accuracy, worst decile", ACCURACY, "%"),
-    "micro": ("accuracy, micro", ACCURACY, "%"),
-    "test_loss": ("test loss", LOSS, ""),
-    "train_loss": ("training loss", LOSS, ""),
-    "validation_macro": ("validation accuracy, macro", ACCURACY, "%"),
+MEASURES = {
+    "macro": "accuracy, macro",
+    "worst_decile": "accuracy, worst decile",
+    "micro": "accuracy, micro",
+    "test_loss": "test loss",
+    "train_loss": "training loss",
+    "validation_macro": "validation accuracy, macro",
 }
-"""Columns of the table of rounds by which runs are compared: what they are called, on the axis, and their unit."""
+"""Columns of the table of rounds by which runs are compared, and what they are called of runs that accuracy is of."""
 
 
 # ---------------------------------------------------------------- groups
@@ -73,6 +74,20 @@ def of_all(groups: Sequence[Group]) -> list[RunData]:
     return [run for group in groups for run in group.members]
 
 
+def metrics_of(groups: Sequence[Group]) -> list[ShownMetric]:
+    """What the numbers of the runs are; more than one where tasks differ."""
+    return list(dict.fromkeys(run.metric for run in of_all(groups)))
+
+
+def metric_of(groups: Sequence[Group]) -> ShownMetric:
+    """The one of all runs: numbers of others do not go on one axis."""
+    first, *others = metrics_of(groups)
+    if others:
+        named = " and ".join(m.name for m in (first, *others))
+        raise Missing(f"the runs are measured by {named}, which do not go on one axis")
+    return first
+
+
 # ---------------------------------------------------------------- curves
 
 
@@ -101,8 +116,8 @@ def _line(group: Group, column: str, x: str) -> Series | None:
     ending = float(np.mean(tuned)) if len(tuned) == len(runs) else None
     if spread is None:
         return Series(group.row, where, mean, last=ending, panel=group.column)
-    least = mean / 100 if column.endswith("loss") else -np.inf  # losses are never negative
-    return Series(group.row, where, mean, np.maximum(mean - spread, least), mean + spread, ending, group.column)
+    beside = figures.band(mean, spread, figures.LOSSES if column.endswith("loss") else runs[0].metric)
+    return Series(group.row, where, mean, *beside, ending, group.column)
 
 
 def _along(run: RunData, x: str) -> Floats:
@@ -133,10 +148,12 @@ def per_megabyte(groups: Sequence[Group], column: str = "macro") -> Figure:
 
 
 def _compared(groups: Sequence[Group], column: str, x: str, along: str) -> Figure:
-    what, y, unit = MEASURES[column]
+    metric = figures.LOSSES if column.endswith("loss") else metric_of(groups)
+    what, unit = metric.put(MEASURES[column].capitalize()), figures.unit_of(metric)
+    y = LOSS if metric is figures.LOSSES else figures.axis(metric)
     lines = series(groups, column, x)
     benign = ", under attack of the benign ones" if any(run.malicious for run in of_all(groups)) else ""
-    caption = f"{what[:1].upper()}{what[1:]}, of the clients' personal models{benign}.{along}"
+    caption = f"{what}, of the clients' personal models{benign}.{along}"
     if any(s.low is not None for s in lines):
         caption += " The band is one standard deviation over seeds to either side."
     if any(s.last is not None for s in lines):
@@ -171,19 +188,21 @@ def one_for_each(groups: Sequence[Group]) -> list[Group]:
 
 
 def spread_over_clients(groups: Sequence[Group]) -> Figure:
-    at, lines = np.linspace(0, 100, 101), []
+    at, lines, metric = np.linspace(0, 100, 101), [], metric_of(groups)
     labels = list(dict.fromkeys(g.row for g in groups))
     for group in _shown(groups):
-        ranked = [np.sort(r.clients["accuracy"][r.counted]) for r in group.members if r.evaluated and r.counted.any()]
+        evaluated = [r for r in group.members if r.evaluated and r.counted.any()]
+        ranked = [np.sort(r.clients["accuracy"][r.counted])[:: 1 if metric.higher else -1] for r in evaluated]
         if ranked:
             every = [np.interp(at, np.linspace(0, 100, len(e)) if len(e) > 1 else [50.0], e) for e in ranked]
             line = Series(group.row, at, np.array(every).mean(0), panel=group.column)
             lines.append(line.at(labels.index(group.row)))
     if not lines:
         raise Missing("no round has been evaluated yet")
-    lows = [f"{s.label}{f' ({s.panel})' if s.panel else ''} {s.y[0]:.1f} %" for s in lines[:20]]
-    caption = "Benign clients sorted by accuracy, the worst served at the left; mean over seeds." + _more(groups)
-    panel = Lines("clients, % (worst first)", ACCURACY, "%", lines)
+    unit = figures.unit_of(metric)
+    lows = [f"{s.label}{f' ({s.panel})' if s.panel else ''} {said(float(s.y[0]), unit)}" for s in lines[:20]]
+    caption = f"Benign clients sorted by {metric.name}, the worst served at the left; mean over seeds." + _more(groups)
+    panel = figures.of_scores("clients, % (worst first)", metric, lines)
     return Figure(caption, f"The worst client has: {'; '.join(lows)}.", [panel])
 
 
@@ -192,22 +211,31 @@ def gain_over_local(groups: Sequence[Group]) -> Figure:
     if not alone:
         raise Missing("no run of the method local is among these runs")
     found: dict[str, Floats] = {}
+    metric = metric_of(groups)
+    sign = 1 if metric.higher else -1
     for group in groups:
         others = [r for r in group.members if r.evaluated and r.info.method != "local"]
         pairs = [(r, base) for r in others if (base := _alone(r, alone)) is not None]
-        each = [(r.clients["accuracy"] - b.clients["accuracy"])[r.counted & b.counted] for r, b in pairs]
+        each = [sign * (r.clients["accuracy"] - b.clients["accuracy"])[r.counted & b.counted] for r, b in pairs]
         if sum(map(len, each)):
             found[name_of(group)] = np.concatenate(each)
     if not found:
         raise Missing("no run of the method local has the same split and seed as another run")
     kept = dict(list(found.items())[:MOST_ROWS])
     caption = "Accuracy of each benign client less what it reaches by training alone on the same split and seed."
+    if metric != ShownMetric():
+        less = "" if metric.higher else " with the opposite sign, as less is better"
+        caption = (
+            f"The {metric.name} of each benign client less that of training alone on the same split and seed{less}."
+        )
     caption += cut(len(kept), len(found), "groups")
     without = dict.fromkeys(g.row for g in groups if name_of(g) not in found and g.row != "local")
     caption += f" No run of local has the split and seed of: {', '.join(list(without)[:10])}." if without else ""
-    said = [f"{k}: median {np.median(v):+.1f}, {(v < 0).mean():.0%} lose" for k, v in kept.items()]
-    panel = Strips("points above training alone, one dot a client; the bar is the median", kept)
-    return Figure(caption, f"{'; '.join(said)}.", [panel])
+    medians = {k: float(np.median(v)) for k, v in kept.items()}
+    told = [f"{k}: median {metric.said(medians[k], signed=True)}, {(v < 0).mean():.0%} lose" for k, v in kept.items()]
+    better = "points above" if metric.unit == "%" and metric.higher else f"{metric.name} better than"
+    panel = Strips(f"{better} training alone, one dot a client; the bar is the median", kept)
+    return Figure(caption, f"{'; '.join(told)}.", [panel])
 
 
 def _alone(run: RunData, alone: Sequence[RunData]) -> RunData | None:
@@ -222,6 +250,7 @@ def _alone(run: RunData, alone: Sequence[RunData]) -> RunData | None:
 
 def attacker_shares(groups: Sequence[Group]) -> Figure:
     """Accuracy against the share of malicious clients; runs without an attack count as none."""
+    metric = metric_of(groups)
     runs = [(group.row, run) for group in groups for run in group.members if np.isfinite(run.last["macro"])]
     attacks = list(dict.fromkeys(run.info.attack for _, run in runs if run.info.attack != "none"))
     points: dict[tuple[str, str, str], dict[float, list[float]]] = {}
@@ -243,8 +272,8 @@ def attacker_shares(groups: Sequence[Group]) -> Figure:
         dev = np.array([np.std(found[s], ddof=1) if len(found[s]) > 1 else 0.0 for s in shares])
         name, panel = f"{label}, {rule}" if several else label, f"attack {attack}" if len(attacks) > 1 else ""
         made.append(Series(name, 100 * shares, mean, mean - dev, mean + dev, panel=panel))
-    caption = "Benign clients' mean accuracy at the end; band: one standard deviation."
-    return _by_points(made, "malicious clients, %", caption)
+    caption = f"Benign clients' mean {metric.name} at the end; band: one standard deviation."
+    return _by_points(made, "malicious clients, %", metric, caption)
 
 
 def epsilon_accuracy(groups: Sequence[Group]) -> Figure:
@@ -258,13 +287,14 @@ def epsilon_accuracy(groups: Sequence[Group]) -> Figure:
         raise Missing("the runs do not differ in epsilon under the same conditions")
     made = [Series(m, line[:, 0], line[:, 1], panel=where) for (m, where), line in lines.items()]
     caption = "Epsilon composed over all rounds: lower is more private, and above 10 it promises nothing."
-    return _by_points(made, "epsilon", caption)
+    return _by_points(made, "epsilon", metric_of(groups), caption)
 
 
-def _by_points(made: Sequence[Series], x: str, caption: str) -> Figure:
+def _by_points(made: Sequence[Series], x: str, metric: ShownMetric, caption: str) -> Figure:
     labels = list(dict.fromkeys(s.label for s in made))
     lines = [s.at(labels.index(s.label)) for s in made]
-    return Figure(caption, ends(lines), [Lines(x, ACCURACY, "%", lines, marks=True)])
+    panel = figures.of_scores(x, metric, lines, marks=True)
+    return Figure(caption, ends(lines, panel.unit), [panel])
 
 
 def _epsilon(run: RunData) -> float:
@@ -298,9 +328,9 @@ def split_hash(run: RunData) -> str:
 
 
 def _splits(groups: Sequence[Group]) -> list[Figure | LeftOut]:
-    """One map for each different split."""
+    """One map for each different split into classes."""
     firsts: dict[str, RunData] = {}
-    for run in of_all(groups):
+    for run in (run for run in of_all(groups) if run.has_classes):
         firsts.setdefault(split_hash(run), run)
     title, parts = FIGURES["split"].title, []
     for i, run in enumerate(list(firsts.values())[:MOST_SPLITS]):
@@ -336,7 +366,8 @@ def figure_of(name: str, groups: Sequence[Group], column: str = "macro") -> Figu
             return FIGURES[name].build(runs[0])
         return several(groups, column) if several in (per_round, per_megabyte) else several(groups)
 
-    return attempt(name, title, build)
+    first, *others = metrics_of(groups)
+    return attempt(name, (ShownMetric() if others else first).put(title), build)
 
 
 def _losses(groups: Sequence[Group]) -> Figure:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
+from textwrap import wrap
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -62,7 +63,6 @@ STYLE: Any = {
     "figure.constrained_layout.use": True,
 }
 WIDE = 8.4  # inches
-FAR = 50
 COLOURS = LinearSegmentedColormap.from_list("heat", HEAT)
 MANY_POINTS = 1500  # a cloud of more is drawn as an image within the drawing
 _ONE_AT_A_TIME = threading.RLock()  # matplotlib's settings belong to the whole process
@@ -127,6 +127,11 @@ def printable(text: str) -> str:
 
 def _short(name: str, most: int = 14) -> str:
     return printable(name if len(name) <= most else name[: most - 1] + "…")
+
+
+def _folded(name: str, wide: int, most: int) -> str:
+    """In lines that are no wider: labels often differ in their last words."""
+    return "\n".join(wrap(printable(name), wide, max_lines=most, placeholder=" …"))
 
 
 def _sheet(height: float, rows: int = 1, columns: int = 1, **how: Any) -> tuple[Drawing, list[Axes]]:
@@ -239,7 +244,7 @@ def _conditions(lines: Lines) -> Drawing:
     panels = list(dict.fromkeys(s.panel for s in lines.series))
     values = np.concatenate([s.y for s in lines.series])
     values = values[np.isfinite(values)]
-    far = len(values) > 0 and values.min() > 0 and values.max() > FAR * values.min()
+    far = len(values) > 0 and values.min() > 0 and values.max() > lines.far * values.min()
     logarithmic = not lines.same_scale and bool(far)
     columns = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
     rows = -(-len(panels) // columns)
@@ -248,7 +253,7 @@ def _conditions(lines: Lines) -> Drawing:
     drawing, axes = _sheet(height, rows, columns, sharey=lines.same_scale or logarithmic)
     for ax, panel in zip(axes, panels, strict=False):
         _lines(ax, lines, [s for s in lines.series if s.panel == panel])
-        ax.set_title(_short(panel, 96 // columns))
+        ax.set_title(_folded(panel, 96 // columns, 3))
         ax.set_ylabel("")
         if logarithmic:
             ax.set_yscale("log")
@@ -374,7 +379,9 @@ def _columns(ax: Axes, panel: Columns) -> None:
         dash = (0, DASHES[1 + i % 3])
         ax.plot([-0.7, line.until - 0.3], [line.value] * 2, color=INK, linewidth=1, linestyle=dash, label=label)
     _name_ticks(ax.xaxis, panel.names, 40)
-    ax.set(ylabel=panel.y, ylim=(0, 100), xlim=(-0.7, len(at) - 0.3))
+    ax.set(ylabel=panel.y, xlim=(-0.7, len(at) - 0.3))
+    if panel.high is not None:
+        ax.set_ylim(0, panel.high)
     ax.grid(visible=False, axis="x")
 
 
@@ -389,7 +396,7 @@ def _strips(ax: Axes, panel: Strips) -> None:
             ax.scatter(*where, s=13, color=colour, alpha=0.75, linewidths=0, rasterized=crowd)
         ax.plot([np.median(order)] * 2, [row - 0.36, row + 0.36], color=INK, linewidth=2)
     ax.axvline(0, color=MUTED, linewidth=1)
-    ax.set_yticks(range(len(panel.rows)), [_short(n, 40) for n in panel.rows])
+    ax.set_yticks(range(len(panel.rows)), [_folded(n, 40, 2) for n in panel.rows])
     ax.set(ylim=(len(panel.rows) - 0.4, -0.6))
     ax.grid(visible=False, axis="y")
 
@@ -400,7 +407,7 @@ def _bars(ax: Axes, panel: Bars) -> None:
         label = part.label if len(panel.parts) > 1 else None
         ax.barh(at, part.values, 0.7, left=total, color=SERIES[part.colour], label=label)
         total = total + part.values
-    ax.set_yticks(at, [_short(row, 38) for row in panel.rows])
+    ax.set_yticks(at, [_folded(row, 38, 2) for row in panel.rows])
     ax.set_ylim(max(len(at) - 0.4, 1), min(-0.6, len(at) - 2))
     ax.grid(visible=False, axis="y")
     ax.xaxis.set_major_locator(MaxNLocator(4))

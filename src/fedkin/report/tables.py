@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fedkin.config import POINTS
 from fedkin.methods import METHODS
+from fedkin.report import measured
 from fedkin.sweep.selection import Choice
 from fedkin.sweep.statistics import METRICS, Group, Paired, compared
 
@@ -52,6 +52,7 @@ def sheet(groups: Sequence[Group], metric: str = "macro", baseline: str | None =
     """With one condition, all measures of a method in one line; with several, one column each."""
     tests = compared(groups, baseline, metric) if baseline is not None else {}
     columns = list(dict.fromkeys(g.column for g in groups))
+    mixed = len(measured.metrics(groups)) > 1
     rules = list(dict.fromkeys(g.config.rule for g in groups))
     validated = any(o.validation is not None for g in groups for o in g.outcomes)
     wide = metric != "macro" or len(columns) > 1
@@ -69,13 +70,13 @@ def sheet(groups: Sequence[Group], metric: str = "macro", baseline: str | None =
             line[here] = Entry("failed")
             continue
         line |= {here: _score(group, metric, groups)} if wide else _measures(group, groups)
-        line |= {here: _marked(line[here], group, tests.get(i)), "evaluated": Entry(_judged(group))}
-    head = ["method", *_if(len(rules) > 1, "rule"), *middle, *_if(len(_points(groups)) > 1, "evaluated")]
+        line |= {here: _marked(line[here], group, tests.get(i), mixed), "evaluated": Entry(measured.judged(group))}
+    head = ["method", *_if(len(rules) > 1, "rule"), *middle, *_if(len(measured.points(groups)) > 1, "evaluated")]
     order = list(dict.fromkeys(row for row, _ in lines))
     ordered = [line for (row, _), line in sorted(lines.items(), key=lambda item: order.index(item[0][0]))]
     rows = [[line.get(name, NONE) for name in head] for line in ordered]
     notes = _notes(groups, rules, tests, metric if wide else None)
-    return Sheet(_title(groups), head, rows, notes, left=1 + (len(rules) > 1))
+    return Sheet(measured.title(groups), head, rows, notes, left=1 + (len(rules) > 1))
 
 
 def _if(needed: bool, name: str) -> list[str]:
@@ -93,21 +94,18 @@ def _measures(group: Group, groups: Sequence[Group]) -> dict[str, Entry]:
     return {**scores, **dict(zip(FACTS, facts, strict=True))}
 
 
-def _top(groups: Sequence[Group], metric: str) -> float:
-    values = [g.metric(metric)["mean"] for g in groups if not g.diverged]
-    return max((v for v in values if not math.isnan(v)), default=math.nan)
-
-
 def _score(group: Group, metric: str, groups: Sequence[Group]) -> Entry:
     """The best of those under the same conditions stands out."""
     stats = group.metric(metric) if metric in METRICS else group.validation()
-    best = stats["mean"] == _top([g for g in groups if g.column == group.column], metric)
-    spread = "" if math.isnan(stats["std"]) else f"{stats['std']:.2f}"
-    return Entry("-" if math.isnan(stats["mean"]) else f"{stats['mean']:.2f}", spread, best, number=True)
+    peers = [g for g in groups if (g.column, g.score) == (group.column, group.score) and not g.diverged]
+    best = stats["mean"] == group.score.best(g.metric(metric)["mean"] for g in peers)
+    mean, spread = (group.score.said(stats[part]) for part in ("mean", "std"))
+    return Entry(mean, "" if math.isnan(stats["std"]) else spread, best, number=True)
 
 
-def _marked(entry: Entry, group: Group, test: Paired | None) -> Entry:
+def _marked(entry: Entry, group: Group, test: Paired | None, named: bool) -> Entry:
     mark = "*" if test is not None and test.p_holm < SIGNIFICANT else ""
+    mark += f" {group.score.name}" if named else ""
     if group.diverged:
         all_ = len(group.diverged) == len(group.outcomes)
         mark += " (diverged)" if all_ else f" ({len(group.diverged)} of {len(group.outcomes)} diverged)"
@@ -135,12 +133,12 @@ def paired_sheet(groups: Sequence[Group], baseline: str, metric: str = "macro") 
         if test.over is None:
             line["median difference"] = Entry("no test")
         else:
-            numbers = (f"{test.difference:+.2f}", p_text(test.p), p_text(test.p_holm), str(test.n))
+            numbers = (g.score.said(test.difference, signed=True), p_text(test.p), p_text(test.p_holm), str(test.n))
             line |= {name: Entry(v, number=True) for name, v in zip(head[len(left) :], numbers, strict=False)}
             line["over"] = Entry(test.over)
         rows.append([line.get(name, NONE) for name in head])
     name = next(iter(tests.values())).baseline if tests else baseline
-    title = f"Against {name}, points of {TITLES[metric]} accuracy per pair, {_when(groups)}"
+    title = f"Against {name}, {measured.differences(groups, TITLES[metric])}, {measured.when(groups)}"
     return Sheet(title, head, rows, _test_notes(groups, tests), left=len(left), label="comparison-tests")
 
 
@@ -157,39 +155,8 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB" if count else "0 B"
 
 
-def _title(groups: Sequence[Group]) -> str:
-    every = all(_benign(g) for g in groups)
-    return (
-        f"Accuracy of the personal models{' of benign clients' if every else ''}, {_when(groups)}, "
-        f"percent{_selected(groups)}"
-    )
-
-
-def _selected(groups: Sequence[Group]) -> str:
-    on = {str(g.choice["on"]) for g in groups if g.choice is not None}
-    return "".join(f", settings chosen on {samples} data" for samples in sorted(on))
-
-
-def _points(groups: Sequence[Group]) -> list[str]:
-    return list(dict.fromkeys(point for g in groups for point in g.points))
-
-
-def _when(groups: Sequence[Group]) -> str:
-    """The point at which models were evaluated, where it is one for all."""
-    points = _points(groups)
-    return "evaluated as each row says" if len(points) > 1 else f"evaluated {''.join(POINTS.get(p, p) for p in points)}"
-
-
-def _judged(group: Group) -> str:
-    return "; ".join(POINTS.get(p, p) for p in group.points)
-
-
 def _seconds(value: float) -> Entry:
     return Entry("-" if math.isnan(value) else f"{value:.1f}", number=True)
-
-
-def _benign(group: Group) -> bool:
-    return group.config.attack != "none" and group.config.attackers != "redrawn"
 
 
 # ---------------------------------------------------------------- what the numbers are numbers of
@@ -208,7 +175,7 @@ def _notes(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paire
         when, key = METRICS[metric]
         what = {
             "macro": "the mean over clients (macro)",
-            "micro": "the share of right answers (micro)",
+            "micro": f"{measured.by_samples(groups)} (micro)",
             "worst_decile": "the mean of the worst tenth of the clients",
         }[key]
         at = "after the last round" if when == "last" else "at the best round"
@@ -216,7 +183,9 @@ def _notes(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paire
     if metric is None or METRICS[metric][0] == "best":
         notes += _chosen(groups)
     notes += [
-        f"{g.row}{f' ({g.column})' if g.column else ''}: {Choice(**g.choice).words()}" for g in groups if g.choice
+        f"{g.row}{f' ({g.column})' if g.column else ''}: {Choice(**g.choice).words(g.score)}"
+        for g in groups
+        if g.choice
     ]
     notes += [*_threat(groups), *_elsewhere(groups), *_broken(groups)]
     if len(rules) == 1 and rules[0] != "mean":
@@ -230,10 +199,10 @@ def _notes(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paire
 
 def _chosen(groups: Sequence[Group]) -> list[str]:
     """By what the best round is the best."""
-    found = {o.best_by for g in groups for o in g.outcomes}
+    found, name = {o.best_by for g in groups for o in g.outcomes}, measured.name(groups)
     how = {
         "validation": "the best round is that with the best validation score (mean over clients)",
-        "test": "the best round was chosen on test data, by micro accuracy (--validation-share chooses without them)",
+        "test": f"the best round was chosen on test data, by micro {name} (--validation-share chooses without them)",
     }
     return [words + (" where there is one" if len(found) > 1 else "") for by, words in how.items() if by in found]
 
@@ -273,14 +242,14 @@ def _threat(groups: Sequence[Group]) -> list[str]:
         if group.config.attack == "none" or not group.outcomes:
             continue
         clients = len(group.outcomes[0].per_client)
-        if _benign(group):
+        if measured.benign(group):
             bad = len(group.outcomes[0].malicious)
-            whose = f"accuracy of the {clients - bad} benign ones only"
+            whose = f"{group.score.name} of the {clients - bad} benign ones only"
             if any(g.config.attack == "none" for g in groups):
                 whose += f" (no attack: of all {clients})"
         else:
             bad = int(group.config.malicious * clients + 1e-9)
-            whose = "others every round; accuracy of all clients"
+            whose = f"others every round; {group.score.name} of all clients"
         found.append(f"under attack {bad} of {clients} clients are malicious; {whose}")
     return list(dict.fromkeys(found))
 
@@ -293,8 +262,8 @@ def _test_notes(groups: Sequence[Group], tests: dict[int, Paired]) -> list[str]:
     for over in dict.fromkeys(t.over for t in made):
         counts = sorted({t.n for t in made if t.over == over})
         n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
-        mine = f"{TITLES[made[0].metric]} accuracy of each seed"
-        how = "each client's accuracy averaged over the seeds" if over == "clients" else mine
+        mine = f"{TITLES[made[0].metric]} {measured.name(groups)} of each seed"
+        how = f"each client's {measured.name(groups)} averaged over the seeds" if over == "clients" else mine
         notes.append(
             f"against {made[0].baseline}: Wilcoxon signed-rank test over {over}, two-sided, {n} pairs "
             f"({how}); p (Holm): corrected for {len(made)} tests"

@@ -118,6 +118,7 @@ def flat(groups: Sequence[Group], baseline: str | None = None, metric: str = "ma
             "missing_seeds": _joined(r["missing"]),
             "eval_point": r["eval_point"],
             "benign_only": r["benign_only"],
+            **{k: (r["score"] or {}).get(k, "") for k in ("metric", "unit", "higher")},
             **{f"{m}_{part}": _exact(r[m][part]) for m in measures for part in ("mean", "std")},
             **{f"{part}_mean": _exact(r["times"][part]["mean"]) for part in PARTS},
             "best_rounds": _joined(r["best_rounds"]),

@@ -18,6 +18,7 @@ from fedkin.rounds.clock import PARTS as PARTS_OF_TIME
 from fedkin.runs.arrays import read_arrays
 from fedkin.runs.database import ACCURACIES as ACCURACIES
 from fedkin.runs.database import TABLES, read_table
+from fedkin.runs.metric import ShownMetric
 from fedkin.runs.reading import evaluated, metrics_of, parsed, read_bytes
 from fedkin.runs.reading import number as number
 
@@ -36,21 +37,6 @@ RUN, METRICS, SPLIT, LOG, CHECKPOINTS, REPORT, SITES = (
     "sites.json",
 )
 PARTS = ("train", "validation", "test")
-
-
-@dataclass(frozen=True)
-class ShownMetric:
-    """What the numbers of a run are, as its folder says."""
-
-    name: str = "accuracy"
-    unit: str = "%"
-    higher: bool = True
-
-    def facts(self) -> dict[str, Any]:
-        """As they stand beside the numbers in `run --json`."""
-        return {"metric": self.name, "unit": self.unit, "higher": self.higher}
-
-
 IN_LISTS: tuple[str, ...] = (
     "id",
     "identity",

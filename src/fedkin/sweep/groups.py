@@ -7,25 +7,25 @@ computed does not tell it from others, its precision does."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
-from fedkin.config import Config, effective
+from fedkin.config import LATER, Config, effective
 from fedkin.runs.folder import RunInfo
 
 Run = Config | RunInfo
 T = TypeVar("T")
 OPTION = "options."
+USUAL = Config().to_dict()
 _PLACE = {f.name: i for i, f in enumerate(fields(Config))}
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Every setting that changes what comes out of a run, an option as `options.NAME`. Of a run that has its folder,
-    options are all there, and precision and evaluation point are what "auto" stood for."""
-    found = run.settings() if isinstance(run, RunInfo) else effective(run.to_dict())
+    """Every setting that changes what comes out of a run, an option as `options.NAME`; what an older run could not say
+    is what it was done with. Of a run that has its folder, options are all there, and precision and evaluation point
+    are what "auto" stood for."""
+    found = {**LATER, **(run.settings() if isinstance(run, RunInfo) else effective(run.to_dict()))}
     options = run.options if isinstance(run, RunInfo) else found["options"]
     return {**{k: v for k, v in found.items() if k != "options"}, **{f"{OPTION}{k}": v for k, v in options.items()}}
 
@@ -47,6 +47,8 @@ class Group(Generic[T]):
 
     def over_seeds(self, value: Callable[[T], float]) -> dict[str, float]:
         """Mean and standard deviation (NaN for a single seed) of what is a number."""
+        import numpy as np  # which a list of runs does without
+
         each = np.array([value(member) for member in self.members], float)
         each = each[np.isfinite(each)]
         return {
@@ -95,6 +97,29 @@ def _varied(known: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
     return rows, columns
 
 
+def told_apart(runs: Sequence[Run], beside: Collection[str] = ()) -> list[str]:
+    """For each run the settings in which it differs from others of its method on the same data, as one types them:
+    those without their default, and none that stands `beside` it."""
+    known = [settings_of(run) for run in runs]
+    values: dict[tuple[str, str], dict[str, set[str]]] = {}
+    for own in known:
+        of_these = values.setdefault(_peers(own), {})
+        for key in own.keys() - {"method", "data", "seed", *beside}:
+            of_these.setdefault(key, set()).add(repr(own[key]))
+    found = []
+    for own in known:
+        several = (k for k, different in values[_peers(own)].items() if len(different) > 1 and k in own)
+        keys = [k for k in several if k not in USUAL or repr(own[k]) != repr(USUAL[k])]
+        keys.sort(key=lambda k: (_PLACE.get(k, -1), k))
+        words = (f"{k.removeprefix(OPTION)}={'none' if own[k] is None else own[k]}" for k in keys)
+        found.append(" ".join(words))
+    return found
+
+
+def _peers(own: Mapping[str, Any]) -> tuple[str, str]:
+    return str(own.get("method")), str(own.get("data"))
+
+
 def _row(own: Mapping[str, Any], known: Sequence[Mapping[str, Any]], rows: Sequence[str]) -> str:
     peers = [other for other in known if other.get("method") == own.get("method")]
     options = dict.fromkeys(k for peer in peers for k in peer if k.startswith(OPTION))
@@ -104,13 +129,17 @@ def _row(own: Mapping[str, Any], known: Sequence[Mapping[str, Any]], rows: Seque
 
 
 def said_of(settings: Mapping[str, Any]) -> str:
-    return ", ".join(said(k, v) for k, v in settings.items())
+    """Conditions in words; what every run was done with before one could choose goes without saying beside others."""
+    told = {k: v for k, v in settings.items() if (k, v) not in LATER.items()}
+    return ", ".join(said(k, v) for k, v in (told or settings).items())
 
 
 def said(key: str, value: Any) -> str:
     """A setting in a word or two."""
     if key == "attack":
         return "no attack" if value == "none" else str(value)
+    if value is None:
+        return f"{key.replace('_', ' ')} not set"
     if key == "malicious" and isinstance(value, int | float):
         return f"{100 * value:g} % malicious"
     return f"{key.replace('_', ' ')} {value}"

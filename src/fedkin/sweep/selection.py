@@ -13,6 +13,7 @@ from typing import Any
 
 from fedkin.config import MODEL, TRAINING, Config
 from fedkin.errors import UsageError, unknown
+from fedkin.runs.metric import ShownMetric
 from fedkin.sweep.groups import OPTION, said, said_of, settings_of
 from fedkin.sweep.statistics import METRICS, Group, Outcome, measure
 
@@ -36,9 +37,10 @@ class Choice:
     std: float
     passed_over: tuple[str, ...] = ()  # cells that could not be picked, and why
 
-    def words(self) -> str:
-        spread = "" if math.isnan(self.std) else f" ± {self.std:.2f}"
-        found = f"{self.picked or 'its only cell'}, chosen on {self.on} data ({self.metric} {self.mean:.2f}{spread})"
+    def words(self, score: ShownMetric) -> str:
+        spread = "" if math.isnan(self.std) else f" ± {score.said(self.std)}"
+        by = f"{self.metric} {score.said(self.mean)}{spread}"
+        found = f"{self.picked or 'its only cell'}, chosen on {self.on} data ({by})"
         left = f"; never chosen: {'; '.join(self.passed_over)}" if self.passed_over else ""
         return f"{found} among {self.tried}{left}"
 
@@ -72,7 +74,7 @@ def _picked(groups: Sequence[Group], on: str, metric: str) -> Group:
     why = {i: reason for i, g in enumerate(groups) if (reason := _unfit(g, on, metric)) is not None}
     stats = [g.over_seeds(lambda o: _score(o, on, metric)) for g in groups]
     left = [i for i in range(len(groups)) if i not in why]
-    higher = all(o.accuracy.higher for g in groups for o in g.outcomes)
+    higher = all(g.score.higher for g in groups)
     best = max(left, key=lambda i: stats[i]["mean"] if higher else -stats[i]["mean"], default=0)
     out = tuple(f"{_settings(groups[i], groups) or groups[i].row} ({reason})" for i, reason in why.items())
     chosen = groups[best]

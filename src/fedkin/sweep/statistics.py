@@ -19,6 +19,7 @@ from fedkin.errors import DataError, unknown
 from fedkin.rounds import Accuracy, ClientRecord, Result
 from fedkin.rounds.clock import PARTS
 from fedkin.runs.folder import ACCURACIES, RunFolder, number
+from fedkin.runs.metric import ShownMetric
 from fedkin.sweep import groups
 
 SEEDS_FOR_A_TEST = 6  # below, a signed-rank test over seeds cannot reach p < 0.05
@@ -59,6 +60,11 @@ class Outcome:
         """On which samples the best round was chosen."""
         known = self.best_validation is not None and not math.isnan(self.best_validation.macro)
         return "validation" if known else "test"
+
+    @property
+    def score(self) -> ShownMetric:
+        """What its numbers are."""
+        return ShownMetric(self.accuracy.metric, self.accuracy.unit, self.accuracy.higher)
 
     @property
     def method(self) -> str:
@@ -183,6 +189,11 @@ class Group(groups.Group[Outcome]):
         return [o.seed for o in self.outcomes]
 
     @property
+    def score(self) -> ShownMetric:
+        """What the numbers are."""
+        return self.outcomes[0].score if self.outcomes else ShownMetric()
+
+    @property
     def diverged(self) -> dict[int, str]:
         """Seeds whose numbers are not to be believed, and why."""
         return {o.seed: o.diverged for o in self.outcomes if o.diverged is not None}
@@ -217,6 +228,7 @@ class Group(groups.Group[Outcome]):
             "seeds": self.seeds,
             "missing": [s for s in self.asked if s not in self.seeds],
             "eval_point": first.eval_point if first else None,
+            "score": first.score.facts() if first else None,
             "benign_only": self.config.attack != "none" and self.config.attackers != "redrawn",
             **{name.replace("-", "_"): self.metric(name) for name in METRICS},
             "std": self.over_seeds(lambda o: o.accuracy.std),
@@ -264,7 +276,7 @@ class Paired:
     n: int = 0
     p: float = math.nan
     p_holm: float = math.nan  # corrected for all tests of the sweep
-    difference: float = math.nan  # median of the paired differences, in points
+    difference: float = math.nan  # median of the paired differences, in the unit of the metric
     why: str = ""
     metric: str = "macro"  # what was compared
 

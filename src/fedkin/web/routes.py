@@ -83,15 +83,20 @@ def _add_pages(app: FastAPI, catalogue: Catalogue, pages: Environment) -> None:
 
     @app.get("/run/{name}")
     def run(name: str) -> Response:
-        found = catalogue.find(name).info.id
-        return page("run.html", run=found, figures=FIGURES) if found == name else RedirectResponse(f"/run/{found}")
+        found = catalogue.find(name).info
+        if found.id != name:
+            return RedirectResponse(f"/run/{found.id}")
+        return page("run.html", run=found.id, figures=FIGURES, put=found.metric.put)
 
     @app.get("/run/{name}/client/{client}")
     def client(name: str, client: int) -> Response:
         found = catalogue.find(name).info
         if not 0 <= client < len(found.names):
             raise UsageError(f"client {client}: this run has clients 0 to {len(found.names) - 1}")
-        return page("client.html", run=found.id, client=client, figures=one_client.FIGURES)
+        own = {
+            k: plan for k, plan in one_client.FIGURES.items() if k != "classes" or found.prepared.get("classes") != 0
+        }
+        return page("client.html", run=found.id, client=client, figures=own, put=found.metric.put)
 
     @app.get("/palette.css")
     def colours() -> Response:
@@ -99,7 +104,7 @@ def _add_pages(app: FastAPI, catalogue: Catalogue, pages: Environment) -> None:
 
     @app.get("/compare")
     def compare() -> HTMLResponse:
-        return page("compare.html", measures={name: words for name, (words, _, _) in MEASURES.items()})
+        return page("compare.html", measures=MEASURES)
 
     @app.get("/report/{name}")
     def report(name: str) -> Response:

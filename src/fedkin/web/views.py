@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from fedkin.config import LATER
 from fedkin.core import notes
 from fedkin.errors import DataError, FedKinError, UsageError, unknown
 from fedkin.report import one_client, several_runs
@@ -20,6 +21,9 @@ from fedkin.report.saving import KINDS, saved
 from fedkin.runs.catalogue import Broken, Catalogue
 from fedkin.runs.database import TABLES
 from fedkin.runs.folder import ACCURACIES, REPORT, RunFolder, RunInfo
+from fedkin.runs.found_out import found_out
+from fedkin.runs.metric import ShownMetric
+from fedkin.sweep.groups import told_apart
 from fedkin.web.advice import next_steps
 from fedkin.web.values import Row, clean, columns, number, record, shown, text
 
@@ -40,6 +44,11 @@ def part(info: RunInfo, *keys: str) -> Any:
     return None
 
 
+def metric_facts(info: RunInfo) -> Row:
+    """What its numbers are."""
+    return {**info.metric.facts(), "metric": text(info.metric.name, 40)}
+
+
 # ---------------------------------------------------------------- the list
 
 
@@ -58,6 +67,7 @@ def summary(info: RunInfo) -> Row:
         **{k: number(part(info, "accuracy", k)) for k in ACCURACIES},
         "bytes": None if None in sent else sum(n for n in sent if n is not None),
         **{k: number(part(info, k)) for k in ("seconds", "wall")},
+        **metric_facts(info),
         "diverged": None if info.diverged is None else text(info.diverged, 500),
         "created": text(info.created, 40),
     }
@@ -72,7 +82,9 @@ def listing(
 ) -> Row:
     """The runs that fit, a page of them, and what there is to filter by."""
     entries = catalogue.entries()
-    rows = [summary(e) for e in entries if isinstance(e, RunInfo)]
+    infos = [e for e in entries if isinstance(e, RunInfo)]
+    differs = told_apart(infos, beside=("attack", "rule", "rounds", "clients", "partition"))
+    rows = [{**summary(info), "differs": text(told, 120)} for info, told in zip(infos, differs, strict=True)]
     broken = [{"name": text(e.name, 100), "reason": text(e.reason)} for e in entries if isinstance(e, Broken)]
     facets = {k: sorted({row[k] for row in rows})[:200] for k in FACETS}
     fits = [row for row in rows if all(row[k] == v for k, v in wanted.items() if v)]
@@ -119,6 +131,7 @@ def run_page(run: RunFolder) -> Row:
         "malicious": info.malicious[:MOST_CLIENTS],
         "names": [text(n, 80) for n in info.names[:MOST_CLIENTS]],
         **{k: clean(part(info, k)) for k in ("best", "detection")},
+        "found": _found(info),
         **{k: number(part(info, k)) for k in ("judged", "judgeable")},
         "deployed": info.deployed,
         "next": [{"words": step.words, "command": step.command} for step in next_steps(info)],
@@ -128,6 +141,12 @@ def run_page(run: RunFolder) -> Row:
         "notes": [record(("name", "count", "first", "last", "characters"), row) for row in noted],
         "report": (info.path / REPORT).is_file(),
     }
+
+
+def _found(info: RunInfo) -> str:
+    """How many attackers were found."""
+    rates, bad = part(info, "detection"), len(info.malicious)
+    return found_out(rates, bad, len(info.names) - bad) if isinstance(rates, Mapping) else ""
 
 
 def table_page(run: RunFolder, name: str, where: Mapping[str, int | None], offset: int, limit: int) -> Row:
@@ -191,6 +210,7 @@ def client_page(run: RunFolder, client: int) -> Row:
         "client": client,
         "clients": clients,
         "name": text(info.names[client], 80),
+        **metric_facts(info),
         "malicious": client in info.malicious,
         "attacked": bool(info.malicious),
         "removed": next((number(row[0]) for row in events if row[2] == notes.WAS_REMOVED.kind), None),
@@ -307,12 +327,15 @@ def compare_page(runs: Sequence[RunFolder], measure: str = "macro", seeds: bool 
     places = {run.info.id: i for i, group in enumerate(groups) for run in (*group.members, *group.older)}
     best = {run.info.id: number(part(run.info, "best", "round")) for run in runs}
     lines = [{**summary(r.info), "group": places[r.info.id], "best_round": best[r.info.id]} for r in runs]
+    metrics = several_runs.metrics_of(groups)
+    put = (metrics[0] if len(metrics) == 1 else ShownMetric()).put
     resolved = [_settings(run.info) for run in runs]
     keys = list(dict.fromkeys(k for s in resolved for k in s))
     differing = [k for k in keys if any(s.get(k) != resolved[0].get(k) for s in resolved)]
     return {
         "runs": lines,
         "figures": [_told(each) for each in found],
+        "measures": {name: text(put(words)) for name, words in several_runs.MEASURES.items()},
         "older": [run.info.id for group in groups for run in group.older],
         "diff": [{"key": k, "values": [s.get(k) for s in resolved]} for k in differing],
         "same_split": len({str(run.info.prepared.get("split_hash"))[:80] for run in runs}) == 1,
@@ -321,5 +344,7 @@ def compare_page(runs: Sequence[RunFolder], measure: str = "macro", seeds: bool 
 
 def _settings(info: RunInfo) -> dict[str, Any]:
     """All that was filled in."""
-    config = clean({k: v for k, v in info.settings(given=False).items() if k != "options"})
+    told = info.settings(given=False)
+    later = {k: v for k, v in LATER.items() if k not in told}  # what an older run could not say
+    config = clean({k: v for k, v in {**told, **later}.items() if k != "options"})
     return {**config, **{f"options.{k}": v for k, v in clean(info.options).items()}}

@@ -48,8 +48,18 @@ export const percent = (value) => (known(value) ? `${value.toFixed(2)}\u00a0%` :
 export const percentTick = (value) => `${plain(value)}\u00a0%`;
 export const points = (value) => (known(value) ? `${value.toFixed(2)} points` : "–");
 
+const powers = (value) => value.toExponential(3).replace(/\.?0+e/, "e");
+
 export const plain = (value) =>
-  !known(value) ? "–" : Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(4)));
+  !known(value) ? "–" : Math.abs(value) >= 1e9 ? powers(value) : Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(4)));
+
+// Along an axis, where there is room for eight characters.
+export const plainTick = (value) => (known(value) && Math.abs(value) >= 1e6 ? powers(value) : plain(value));
+
+// A value of a run's metric, and one with the metric's name where that does not go without saying.
+export const scoreOf = (run) => (run.unit === "%" ? percent : plain);
+export const spreadOf = (run) => (run.unit === "%" ? points : plain);
+export const scored = (run, value) => `${scoreOf(run)(value)}${run.metric === "accuracy" || !known(value) ? "" : `\u00a0${run.metric}`}`;
 
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 

@@ -52,6 +52,13 @@ function ticks(low, high, count) {
   return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
+// Powers of ten, as many as there is room for.
+function powersOfTen(low, high, count) {
+  const [first, last] = [Math.ceil(Math.log10(low) - 1e-9), Math.floor(Math.log10(high) + 1e-9)];
+  const step = Math.max(1, Math.ceil((last - first) / count));
+  return Array.from({ length: Math.floor((last - first) / step) + 1 }, (_, i) => 10 ** (first + i * step));
+}
+
 function nearest(sorted, value) {
   let best = 0;
   for (let i = 1; i < sorted.length; i += 1) if (Math.abs(sorted[i] - value) < Math.abs(sorted[best] - value)) best = i;
@@ -103,6 +110,7 @@ const sameLine = (one, other) => !one.shape && !other.shape && one.points.length
   && one.points.every((p, i) => p[0] === other.points[i][0] && p[1] === other.points[i][1]);
 
 // series: {name, slot and dash (places in the palette), points [[x, y]], band [[x, low, high]], rings [[x, y]], shape (dots instead of a line), step}
+// `far`: a logarithmic scale where the largest value is more than so many times the smallest
 export function lineChart(host, first) {
   let spec = first;
   const off = new Set();
@@ -131,14 +139,17 @@ export function lineChart(host, first) {
     const all = series.flatMap((one) => [...one.points, ...(one.rings || [])].filter((p) => known(p[0])));
     const [x0, x1] = extent(all.map((p) => p[0]), [0, 1]);
     const [low, high] = extent([...all.map((p) => p[1]), ...series.flatMap((one) => (one.band || []).flatMap((b) => [b[1], b[2]]))], [0, 1]);
-    const y0 = spec.low ?? Math.min(low, low - 0.05 * (high - low));
-    const y1 = spec.high ?? (high > y0 ? high + 0.05 * (high - y0) : y0 + 1);
+    const [least, most] = extent(all.map((p) => p[1]), [0, 0]);
+    const log = known(spec.far) && least > 0 && most > spec.far * least;
+    const y0 = log ? least / 1.3 : spec.low ?? Math.min(low, low - 0.05 * (high - low));
+    const y1 = log ? Math.max(most, high) * 1.3 : spec.high ?? (high > y0 ? high + 0.05 * (high - y0) : y0 + 1);
+    const along = log ? Math.log10 : (v) => v;
     const [left, right, bottom] = [GAP.left, width - GAP.right, height - GAP.bottom];
     const scale = {
       x: (v) => left + ((v - x0) / (x1 - x0 || 1)) * (right - left) + (x1 === x0 ? (right - left) / 2 : 0),
-      y: (v) => bottom - ((Math.min(Math.max(v, y0), y1) - y0) / (y1 - y0)) * (bottom - GAP.top),
+      y: (v) => bottom - ((along(Math.min(Math.max(v, y0), y1)) - along(y0)) / (along(y1) - along(y0))) * (bottom - GAP.top),
     };
-    axes(svg, scale, spec, width, height, ticks(x0, x1, width / 90).filter((t) => !spec.whole || Number.isInteger(t)), ticks(y0, y1, 5));
+    axes(svg, scale, spec, width, height, ticks(x0, x1, width / 90).filter((t) => !spec.whole || Number.isInteger(t)), log ? powersOfTen(y0, y1, 5) : ticks(y0, y1, 5));
     for (const one of series) {
       const band = (one.band || []).filter((b) => known(b[1]) && known(b[2]));
       if (band.length > 1) {
@@ -318,12 +329,15 @@ export function columns(host, spec) {
     const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
     const [left, right, bottom] = [GAP.left, width - GAP.right, height - GAP.bottom];
     const wide = (right - left) / Math.max(1, spec.items.length);
-    const scale = { x: (i) => left + i * wide, y: (v) => bottom - (v / spec.high) * (bottom - GAP.top) };
-    axes(svg, scale, spec, width, height, [], ticks(0, spec.high, 5));
+    const [least, most] = extent(spec.items.map((item) => item.value), [0, 1]);
+    const y0 = Math.min(0, least);
+    const y1 = spec.high ?? (Math.max(0, most) > y0 ? Math.max(0, most) + 0.05 * (most - y0) : y0 + 1);
+    const scale = { x: (i) => left + i * wide, y: (v) => bottom - ((v - y0) / (y1 - y0)) * (bottom - GAP.top) };
+    axes(svg, scale, spec, width, height, [], ticks(y0, y1, 5));
     spec.items.forEach((item, i) => {
       if (!known(item.value)) return;
-      svg.append(draw("rect", { class: `fill s${item.slot}`, x: scale.x(i) + Math.min(1, wide * 0.1), y: scale.y(item.value),
-        width: Math.max(0.5, wide - Math.min(2, wide * 0.2)), height: Math.max(1, bottom - scale.y(item.value)) }));
+      svg.append(draw("rect", { class: `fill s${item.slot}`, x: scale.x(i) + Math.min(1, wide * 0.1), y: scale.y(Math.max(0, item.value)),
+        width: Math.max(0.5, wide - Math.min(2, wide * 0.2)), height: Math.max(1, Math.abs(scale.y(0) - scale.y(item.value))) }));
     });
     spec.lines.filter((line) => known(line.value)).forEach((line, i) => svg.append(draw("line", {
       class: `across d${1 + (i % 3)}`, x1: left, x2: scale.x(line.until), y1: scale.y(line.value), y2: scale.y(line.value) })));

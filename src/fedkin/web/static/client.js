@@ -1,6 +1,6 @@
 // One client of one run: how well its own model does round by round, what it sent, what happened to it.
 
-import { ask, apiPath, byId, make, percent, plain, runPath, seconds, shown, size, table } from "./base.js";
+import { ask, apiPath, byId, make, plain, runPath, scoreOf, seconds, shown, size, table } from "./base.js";
 import { saveLinks, show } from "./figures.js";
 
 const place = byId("content").dataset;
@@ -30,10 +30,11 @@ async function start() {
   }
   const series = page.series;
   const last = series.accuracy.at(-1);
+  const score = scoreOf(page);
   const others = page.attacked ? "benign clients" : "all clients";
   byId("tiles").replaceChildren(
-    tile("accuracy", percent(last), `round ${plain(series.round.at(-1))}; mean of ${others}: ${percent(page.macro.at(-1))}`),
-    tile("test samples", plain(series.count.at(-1)), `${plain(series.correct.at(-1))} right`),
+    tile(page.metric, score(last), `round ${plain(series.round.at(-1))}; mean of ${others}: ${score(page.macro.at(-1))}`),
+    tile("test samples", plain(series.count.at(-1)), page.metric === "accuracy" ? `${plain(series.correct.at(-1))} right` : null),
     tile("received", size(page.bytes_down)), tile("sent", size(page.bytes_up)), tile("time", seconds(page.seconds)),
     tile("events", plain(page.events.length), page.removed ? `removed in round ${page.removed}` : "not removed"));
   for (const host of document.querySelectorAll("[data-figure]")) drawFigure(host);

@@ -1,6 +1,6 @@
 // Several runs side by side: their curves in one chart, the numbers, and where their configurations differ.
 
-import { ask, brief, byId, make, percent, plain, points, runPath, shown, size, standing, table, taken } from "./base.js";
+import { ask, brief, byId, make, plain, runPath, scored, shown, size, spreadOf, standing, table, taken } from "./base.js";
 import { lineChart } from "./charts.js";
 import { lines, saveLinks } from "./figures.js";
 
@@ -9,7 +9,7 @@ function numbers(runs) {
     { name: "macro", number: true }, { name: "worst decile", number: true }, { name: "micro", number: true }, { name: "std over clients", number: true },
     { name: "best round", number: true }, { name: "traffic", number: true }, { name: "time", number: true }],
   runs.map((run) => [make("a", { href: runPath(run.id) }, run.id), standing(run), run.method, run.attack, run.rule, brief(run.seed), plain(run.rounds),
-    percent(run.macro), percent(run.worst_decile), percent(run.micro), points(run.std), plain(run.best_round), size(run.bytes), taken(run)]));
+    scored(run, run.macro), scored(run, run.worst_decile), scored(run, run.micro), spreadOf(run)(run.std), plain(run.best_round), size(run.bytes), taken(run)]));
 }
 
 function differences(runs, diff) {
@@ -41,7 +41,8 @@ async function start() {
   if (!page) return;
   const { runs } = page;
   const older = page.older.length ? ` Left out of the mean, because a newer run has the same settings and seed: ${page.older.join(", ")}.` : "";
-  byId("lead").textContent = `${runs.length} runs${page.same_split ? ", all on the same split" : ", on different splits"}. Accuracies are of benign clients.${older}`;
+  byId("lead").textContent = `${runs.length} runs${page.same_split ? ", all on the same split" : ", on different splits"}. ${runs.every((run) => run.metric === "accuracy") ? "Accuracies" : "Scores"} are of benign clients.${older}`;
+  for (const option of byId("measure").options) option.textContent = page.measures[option.value] ?? option.textContent;
   byId("seeds").closest("label").hidden = new Set(runs.map((run) => run.group)).size === runs.length;
   byId("measure").addEventListener("change", draw);
   byId("seeds").addEventListener("change", draw);

@@ -1,11 +1,11 @@
 // Figures as the server hands them over, drawn by charts.js. Titles, captions, labels, units, colours, order and numbers
 // all come from there, as the report has them: here is only how a browser shows them.
 
-import { known, make, percent, percentTick, plain, seconds, size, sizeTick } from "./base.js";
+import { known, make, percent, percentTick, plain, plainTick, seconds, size, sizeTick } from "./base.js";
 import { bars, columns, heatMap, lineChart, timeline } from "./charts.js";
 
 const SHOW = { "%": percent, B: size, s: seconds, "": plain };
-const TICK = { "%": percentTick, B: sizeTick, s: seconds, "": plain };
+const TICK = { "%": percentTick, B: sizeTick, s: seconds, "": plainTick };
 
 const series = (one) => ({
   name: one.label, slot: one.colour, dash: one.dash, shape: one.mark || null, step: one.step,
@@ -15,7 +15,7 @@ const series = (one) => ({
 });
 
 export const lines = (panel, label) => ({
-  label, x: panel.x, whole: panel.x === "round", low: panel.low, high: panel.high, showY: SHOW[panel.unit], tickY: TICK[panel.unit],
+  label, x: panel.x, whole: panel.x === "round", low: panel.low, high: panel.high, far: panel.same_scale ? null : panel.far, showY: SHOW[panel.unit], tickY: TICK[panel.unit],
   series: panel.series.map(series),
 });
 
@@ -42,7 +42,7 @@ const PAINT = {
   Bars: (host, panel, label) => bars(host, { label, show: SHOW[panel.unit], items: panel.rows.map((row, i) => ({
     label: row, parts: panel.parts.map((part) => ({ name: part.label, value: part.values[i], slot: part.colour })) })) }),
   Columns: (host, panel, label) => columns(host, {
-    label, x: panel.x, high: 100, show: SHOW[panel.unit], tickY: TICK[panel.unit],
+    label, x: panel.x, high: panel.high, show: SHOW[panel.unit], tickY: TICK[panel.unit],
     keys: panel.groups.map(([name, slot]) => ({ name, slot })),
     items: panel.values.map((value, i) => ({ label: panel.names[i], value, slot: panel.groups[panel.of[i]][1], note: panel.groups[panel.of[i]][0] })),
     lines: panel.lines.map((line) => ({ name: line.label, value: line.value, until: line.until })),

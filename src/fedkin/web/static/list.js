@@ -1,6 +1,6 @@
 // The list of runs: filters that live in the address, sorting, and a selection to compare.
 
-import { ask, brief, byId, known, make, percent, plain, runPath, shown, size, standing, taken, when } from "./base.js";
+import { ask, brief, byId, known, make, plain, runPath, scored, shown, size, standing, taken, when } from "./base.js";
 
 const FILTERS = ["method", "data", "status", "attack", "text"];
 const PAGE = 200;
@@ -8,12 +8,13 @@ const COLUMNS = [
   { key: "id", name: "run", cell: (run) => make("a", { href: runPath(run.id) }, run.id) },
   { key: "created", name: "started (UTC)", cell: (run) => when(run.created) },
   { key: "status", name: "status", cell: standing },
-  { key: "macro", name: "accuracy", number: true, cell: (run) => (known(run.macro) ? make("span", {}, meter(run.macro), percent(run.macro)) : "–") },
-  { key: "worst_decile", name: "worst decile", number: true, cell: (run) => percent(run.worst_decile) },
+  { key: "macro", name: "accuracy", number: true, cell: (run) => (known(run.macro) ? make("span", {}, run.unit === "%" ? meter(run.macro) : null, scored(run, run.macro)) : "–") },
+  { key: "worst_decile", name: "worst decile", number: true, cell: (run) => scored(run, run.worst_decile) },
   { key: "method", name: "method", cell: (run) => run.method },
   { key: "data", name: "data", cell: (run) => run.data },
   { key: "attack", name: "attack", cell: (run) => run.attack },
   { key: "rule", name: "rule", cell: (run) => run.rule },
+  { key: "differs", name: "differs in", cell: (run) => make("span", { title: run.differs }, run.differs || "–") },
   { key: "seed", name: "seed", number: true, cell: (run) => brief(run.seed) },
   { key: "rounds", name: "rounds", number: true, cell: (run) => `${plain(run.rounds)} / ${plain(run.rounds_total)}` },
   { key: "bytes", name: "traffic", number: true, cell: (run) => size(run.bytes) },
@@ -26,6 +27,7 @@ const state = new URLSearchParams(location.search);
 const picked = new Set();
 let limit = PAGE;
 let asked = 0;
+let visible = COLUMNS;
 
 function meter(value) {
   const inner = make("i");
@@ -77,13 +79,13 @@ function row(run) {
   });
   box.checked = picked.has(run.id);
   return make("tr", { class: box.checked ? "picked" : null, "data-run": run.id, role: "row" }, make("td", { "data-key": "pick", role: "cell" }, box),
-    COLUMNS.map((column) => make("td", { class: column.number ? "number" : null, "data-key": column.key, "data-name": column.name, role: "cell" }, column.cell(run))));
+    visible.map((column) => make("td", { class: column.number ? "number" : null, "data-key": column.key, "data-name": column.name, role: "cell" }, column.cell(run))));
 }
 
 function head() {
   const [sort, down] = sorted();
   return make("tr", {}, make("th", { scope: "col" }, make("span", { class: "unseen" }, "select")),
-    COLUMNS.map((column) => make("th", {
+    visible.map((column) => make("th", {
       scope: "col", class: column.number ? "number" : null,
       "aria-sort": column.key === sort ? (down ? "descending" : "ascending") : null,
     }, make("button", { type: "button", onclick: () => sortBy(column.key) }, column.name))));
@@ -96,6 +98,10 @@ async function refresh() {
   if (!page || mine !== asked) return;
   byId("problem").replaceChildren();
   for (const key of FILTERS.slice(0, 4)) choices(byId(`by-${key}`), page.facets[key], state.get(key));
+  visible = COLUMNS.filter((column) => column.key !== "differs" || page.runs.some((run) => run.differs));
+  const score = COLUMNS.find((column) => column.key === "macro");
+  score.name = page.runs.every((run) => run.metric === "accuracy") ? "accuracy" : "score";
+  byId("sort").querySelector("[value=macro]").textContent = score.name;
   const focused = document.activeElement?.closest?.("#runs") ? document.activeElement.textContent : null;
   byId("runs").replaceChildren(make("caption", { class: "unseen" }, "Runs"), make("thead", {}, head()), make("tbody", {}, page.runs.map(row)));
   const [sort, down] = sorted();

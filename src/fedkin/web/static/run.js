@@ -1,6 +1,6 @@
 // One run: live curves while it goes on, then who got what, from whom, and at what price.
 
-import { apiPath, ask, badge, brief, byId, command, known, make, percent, plain, points, runPath, seconds, shown, size, table, when } from "./base.js";
+import { apiPath, ask, badge, brief, byId, command, known, make, plain, runPath, scoreOf, seconds, shown, size, spreadOf, table, when } from "./base.js";
 import { heat, lines, saveLinks, show } from "./figures.js";
 
 const id = byId("content").dataset.run;
@@ -76,26 +76,26 @@ function drawHead() {
   const ordered = [...rows.values()].sort((a, b) => a.round - b.round || a.final - b.final);
   const whole = ordered.filter((row) => !page.partly.includes(row.round)); // an accuracy without the weakest would look best
   const by = ordered.some((row) => known(row.validation_macro)) ? "validation_macro" : "micro"; // test data choose only where nothing else can
-  const better = (row, top) => (page.prepared?.metric?.higher === false ? row[by] < top[by] : row[by] > top[by]);
+  const score = scoreOf(page);
+  const better = (row, top) => (page.higher === false ? row[by] < top[by] : row[by] > top[by]);
   const best = (whole.length ? whole : ordered).reduce((top, row) => (known(row[by]) && (!top || better(row, top)) ? row : top), null);
   const few = page.judged < page.judgeable ? ` · of ${page.judged} of ${page.judgeable} clients` : "";
-  const found = page.detection;
   byId("tiles").replaceChildren(
-    tile(`accuracy, macro${page.malicious.length ? ", of benign clients" : ""}`, percent(last.macro), `micro ${percent(last.micro)} · std ${points(last.std)}${few}`),
-    tile("worst decile", percent(last.worst_decile), `mean of the worst tenth of ${everybody()}`),
-    tile("best round", best ? plain(best.round) : "–", best ? `${best.final ? "after final tuning, " : ""}micro ${percent(best.micro)}, chosen on ${by === "micro" ? "test" : "validation"} data` : ""),
+    tile(`${page.metric}, macro${page.malicious.length ? ", of benign clients" : ""}`, score(last.macro), `micro ${score(last.micro)} · std ${spreadOf(page)(last.std)}${few}`),
+    tile("worst decile", score(last.worst_decile), `mean of the worst tenth of ${everybody()}`),
+    tile("best round", best ? plain(best.round) : "–", best ? `${best.final ? "after final tuning, " : ""}micro ${score(best.micro)}, chosen on ${by === "micro" ? "test" : "validation"} data` : ""),
     tile("traffic", size((last.bytes_down || 0) + (last.bytes_up || 0)), `↓ ${size(last.bytes_down)} · ↑ ${size(last.bytes_up)}`),
     tile("time", seconds(known(page.wall) && !(last.wall > page.wall) ? page.wall : last.wall), spent(last)),
-    tile("removed", plain(last.removed), found && known(found.accuracy) ? `found out: ${percent(100 * found.accuracy)}` : page.malicious.length ? `${page.malicious.length} are malicious` : ""));
+    tile("removed", plain(last.removed), page.found ? page.found : page.malicious.length ? `${page.malicious.length} are malicious` : ""));
 }
 
 // ------------------------------------------------------------ figures
 
-// A figure in its card, or nothing; of the split one says why there is none.
+// A figure in its card, or nothing; of a split into classes one says why there is none.
 async function drawFigure(name) {
   const [host, card] = [byId(name), byId(`card-${name}`)];
   const found = await shown(host, () => ask(apiPath(id, `/figures/${name}`)));
-  card.hidden = Boolean(found?.why) && name !== "split";
+  card.hidden = Boolean(found?.why) && (name !== "split" || page.prepared?.classes === 0);
   if (!found) return jumps();
   card.querySelector(".about").textContent = found.why ? `There is no figure: ${found.why}.` : found.caption;
   if (!found.why) {
@@ -135,11 +135,12 @@ async function drawClients() {
   const found = await shown(byId("clients"), () => ask(apiPath(id, "/clients")));
   if (!found) return;
   byId("card-clients").querySelector(".about").textContent = `As of round ${plain(found.round)}. Open one for its own page.`;
+  const counts = page.metric === "accuracy";
   const events = (one) => Object.entries(one.events).map(([kind, count]) => `${kind} ×${count}`).join(", ") || "–";
-  byId("clients").replaceChildren(make("div", { class: "scroll tall" }, table("Clients", ["client", { name: "accuracy", number: true }, { name: "loss", number: true },
-    { name: "right / test", number: true }, { name: "received", number: true }, { name: "sent", number: true }, { name: "time", number: true }, "events", "truth"],
-  found.clients.map((one) => [make("a", { href: `${runPath(id)}/client/${one.client}` }, one.name ?? String(one.client)), percent(one.accuracy), plain(one.loss),
-    `${plain(one.correct)} / ${plain(one.count)}`, size(one.bytes_down), size(one.bytes_up), seconds(one.seconds), events(one),
+  byId("clients").replaceChildren(make("div", { class: "scroll tall" }, table("Clients", ["client", { name: page.metric, number: true }, { name: "loss", number: true },
+    { name: counts ? "right / test" : "test", number: true }, { name: "received", number: true }, { name: "sent", number: true }, { name: "time", number: true }, "events", "truth"],
+  found.clients.map((one) => [make("a", { href: `${runPath(id)}/client/${one.client}` }, one.name ?? String(one.client)), scoreOf(page)(one.accuracy), plain(one.loss),
+    counts ? `${plain(one.correct)} / ${plain(one.count)}` : plain(one.count), size(one.bytes_down), size(one.bytes_up), seconds(one.seconds), events(one),
     page.malicious.length ? (one.malicious ? make("span", { class: "badge malicious" }, "⚑ malicious") : "benign") : "–"]))));
 }
 
