@@ -15,16 +15,16 @@ from fedkin.config import SAME_POINT, Config, is_folder, make_config
 from fedkin.data import (
     Brought,
     Dataset,
-    OwnClients,
     Partition,
     Reading,
     Split,
+    applied,
+    is_whole,
     load,
     own_clients,
-    own_table,
+    own_whole,
     parse_partition,
 )
-from fedkin.data.columns import from_frame, is_frame
 from fedkin.data.targets import Targets
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, Method, options_of
@@ -53,6 +53,8 @@ class _Usual:
 
 
 USUAL: Any = _Usual()
+OF_READING = ("label", "client_column", "categories", "image_size", "image_mode")
+"""Settings that say how objects are read."""
 
 
 def run(
@@ -72,9 +74,10 @@ def run(
     `method` is a name or your own class; `model` a name, an `nn.Module` (copied, never changed; `init` says whether its
     weights are drawn anew from the seed), or its class or a function that makes one; `clients` a number, or your data:
     a list (or a dictionary by name) with one (x, y) or (x_train, y_train, x_test, y_test), data frame with a column
-    "label", or torch Dataset per client. `task` says what is learnt, where that is not one class of several: a name, as
-    in "regression:loss=mae", or what `fk.task` makes of your own loss and metrics. With `runs_dir` the run leaves a
-    folder there, `result.run`, and can be resumed. A setting that would change nothing is refused."""
+    "label", or data set of Hugging Face's or torch's per client. `task` says what is learnt, where that is not one
+    class of several: a name, as in "regression:loss=mae", or what `fk.task` makes of your own loss and metrics. With
+    `runs_dir` the run leaves a folder there, `result.run`, and can be resumed. A setting that would change nothing is
+    refused."""
     asked = _request(method, data, clients, partition, model, options, settings, task=task)
     return _run(asked, on_event)
 
@@ -104,11 +107,10 @@ def resume(
     brought = None
     if clients is not None:
         kept = folder.info.configuration()
-        brought = Brought(_own(clients, reading_of(kept, targets_of(kept, task))))
-    elif is_frame(data):
+        brought = _own(clients, reading_of(kept, targets_of(kept, task)))
+    elif is_whole(data):
         kept = folder.info.configuration()
-        how = reading_of(kept, targets_of(kept, task))
-        brought = Brought(own_table("own", from_frame("the data frame", data), how), partition)
+        brought = _whole(data, reading_of(kept, targets_of(kept, task)), partition)
     elif data is not None:
         brought = Brought(_checked(data), partition)
     elif partition is not None:
@@ -286,16 +288,14 @@ def _request(
     elif clients is not USUAL:
         if data is not USUAL:
             raise UsageError("give data= or a list of clients, not both")
-        owned = _own(clients, _reading(values, task))
-        objects["data"] = Brought(owned)
-        values = {"partition": "natural", **values, "data": "own", "clients": len(owned.parts)}
+        objects["data"] = _own(clients, _reading(values, task))
+        values = {"partition": "natural", **values, "data": "own", "clients": len(clients)}
         inferred = {"clients", *(["partition"] if partition is USUAL else [])}
     if isinstance(data, str | Path):
         values["data"] = str(data)
-    elif is_frame(data):
-        whole = own_table("own", from_frame("the data frame", data), _reading(values, task))
+    elif is_whole(data):
         values["data"] = "own"
-        objects["data"] = Brought(whole, deal)
+        objects["data"] = _whole(data, _reading(values, task), deal)
     elif data is not USUAL:
         found = _checked(data)
         values["data"] = found.name if isinstance(found, Dataset) else found[0].name
@@ -325,14 +325,19 @@ def _targets(task: Any) -> Targets:
 
 def _reading(values: Mapping[str, Any], task: Any) -> Reading:
     """How objects are read, by the settings that say so."""
-    said = {name: values[name] for name in ("label", "client_column", "categories") if values.get(name) is not None}
+    said = {name: values[name] for name in OF_READING if values.get(name) is not None}
     return reading_of(make_config(said), _targets(task))
 
 
-def _own(clients: Any, how: Reading) -> OwnClients:
+def _own(clients: Any, how: Reading) -> Brought:
     if isinstance(clients, Sequence | Mapping) and not len(clients):
         raise UsageError(f"clients={clients!r}: give at least one client's data")
-    return own_clients(clients, how)
+    each = list(clients.values()) if isinstance(clients, Mapping) else clients
+    return Brought(own_clients(clients, how), applied=applied(each))
+
+
+def _whole(data: Any, how: Reading, deal: Partition | None) -> Brought:
+    return Brought(own_whole(data, how), deal, applied([data]))
 
 
 def _checked(data: Any) -> Dataset | tuple[Dataset, Split]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedkin.data.dataset import Array, Dataset, encode_labels
+from fedkin.data.dataset import Array, Dataset, checked_labels, encode_labels, numbered
 from fedkin.data.fitting import AS_IT_IS, Preparing, prepare_table
 from fedkin.data.partition import Deal, Partition
 from fedkin.data.split import Split, check_names, check_shares, check_sizes, held_out, resized, skewed, split_deal
@@ -43,6 +43,8 @@ class OwnClients:
     targets: Targets = "classes"
     by_column: bool = False
     """Whether they came in one table with a column of clients."""
+    class_names: tuple[str, ...] = ()
+    """The classes in their order, where the data say so; else they are sorted."""
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -80,7 +82,7 @@ class OwnClients:
         check_shares(test_share, validation_share)
         check_sizes(samples_per_client, quantity_skew)
         parts, sizes = self.parts, [len(part.x) for part in self.parts]
-        y, classes, class_names = together(self.targets, [part.y for part in parts], self.vocabulary)
+        y, classes, class_names = together(self.targets, [part.y for part in parts], self.vocabulary, self.class_names)
         x = np.concatenate([part.x for part in parts])
         dataset = Dataset(
             self.name,
@@ -120,12 +122,21 @@ class OwnClients:
         return dataset, made
 
 
-def together(targets: Targets, each: Sequence[Array], vocabulary: int = 0) -> tuple[Array, int, tuple[str, ...]]:
-    """All clients' targets, how many classes or outputs they ask for, and what the classes are called."""
+def together(
+    targets: Targets, each: Sequence[Array], vocabulary: int = 0, named: tuple[str, ...] = ()
+) -> tuple[Array, int, tuple[str, ...]]:
+    """All clients' targets, how many classes or outputs they ask for, and what the classes are called. `named`: all
+    classes in their order, where that is known."""
     y = np.concatenate(each)
     if targets != "classes":
         return y, outputs_of(targets, y, vocabulary), ()
-    codes, names = encode_labels(y)
+    if not named:
+        codes, names = encode_labels(y)
+        return codes, len(names), names
+    names = tuple(str(name) for name in checked_labels(named).tolist())  # written as labels are
+    codes, foreign = numbered(y, names)
+    if foreign:
+        raise DataError(f"label {foreign[0]!r} is none of the classes {', '.join(map(repr, named[:20]))}")
     return codes, len(names), names
 
 
@@ -150,6 +161,8 @@ class Brought:
 
     what: OwnClients | WholeTable | Dataset | tuple[Dataset, Split]
     partition: Partition | None = None
+    applied: frozenset[str] = frozenset()
+    """Settings that had their part in how the objects were read."""
 
 
 def split_client(

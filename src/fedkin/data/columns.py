@@ -26,6 +26,8 @@ class Table:
     rows: Sequence[int]
     categories: frozenset[str] = frozenset()
     """Columns that are categories, whatever their values: so their type says."""
+    tests: int | None = None
+    """How many of the last rows are for testing; None where nobody has said."""
 
     def __post_init__(self) -> None:
         for place, name in enumerate(self.header, start=1):

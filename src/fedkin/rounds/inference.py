@@ -12,6 +12,7 @@ from torch import Tensor
 from fedkin.data.columns import Table, is_frame
 from fedkin.data.dataset import Array, Dataset, as_samples
 from fedkin.data.encoding import encoded, lacking, table_of
+from fedkin.data.huggingface import is_huggingface, new_samples
 from fedkin.errors import DataError, UsageError
 from fedkin.models.ready import Ready, Samples
 from fedkin.tasks import Classification, Task, task_for
@@ -74,8 +75,9 @@ def labels(model: Ready, x: Any) -> Array:
 
 
 def as_given(x: Any, samples: Samples) -> Array:
-    """An array, tensor or list (of each part, where samples have several) as the array that the model takes; DataError
-    where it is not of that kind."""
+    """An array, tensor, list (of each part, where samples have several) or data set of Hugging Face's as the array that
+    the model takes; DataError where it is not of that kind."""
+    x = new_samples("the samples", x) if is_huggingface(x) else x
     if isinstance(x, Mapping) and not samples.table:
         return samples.packed(x)
     if samples.parts:
