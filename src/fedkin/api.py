@@ -22,6 +22,7 @@ from fedkin.data import (
     is_whole,
     load,
     own_clients,
+    own_data,
     own_whole,
     parse_partition,
 )
@@ -29,6 +30,7 @@ from fedkin.data.targets import Targets
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, Method, options_of
 from fedkin.models import Given
+from fedkin.preparation import Texts, texts_of
 from fedkin.registry import Registry
 from fedkin.robust import make_attack
 from fedkin.rounds import Listener, Result, named_spec, run_config
@@ -66,6 +68,8 @@ def run(
     model: str | Given | None = None,
     task: str | Task | None = None,
     options: Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
+    length: int | None = None,
     on_event: Listener | None = None,
     **settings: Any,
 ) -> Result:
@@ -75,10 +79,11 @@ def run(
     weights are drawn anew from the seed), or its class or a function that makes one; `clients` a number, or your data:
     a list (or a dictionary by name) with one (x, y) or (x_train, y_train, x_test, y_test), data frame with a column
     "label", or data set of Hugging Face's or torch's per client. `task` says what is learnt, where that is not one
-    class of several: a name, as in "regression:loss=mae", or what `fk.task` makes of your own loss and metrics. With
-    `runs_dir` the run leaves a folder there, `result.run`, and can be resumed. A setting that would change nothing is
-    refused."""
-    asked = _request(method, data, clients, partition, model, options, settings, task=task)
+    class of several: a name, as in "regression:loss=mae", or what `fk.task` makes of your own loss and metrics. Where
+    samples are texts, `tokenizer` makes `length` token ids of each. With `runs_dir` the run leaves a folder there,
+    `result.run`, and can be resumed. A setting that would change nothing is refused."""
+    texts = {"tokenizer": tokenizer, "length": length}
+    asked = _request(method, data, clients, partition, model, options, settings, task=task, **texts)
     return _run(asked, on_event)
 
 
@@ -92,6 +97,8 @@ def resume(
     data: Dataset | tuple[Dataset, Split] | None = None,
     clients: Sequence[Any] | Mapping[str, Any] | None = None,
     partition: Partition | None = None,
+    tokenizer: Any = None,
+    length: int | None = None,
     rounds: int | None = None,
     on_event: Listener | None = None,
 ) -> Result:
@@ -104,17 +111,14 @@ def resume(
     if data is not None and clients is not None:
         raise UsageError("give data= or a list of clients, not both")
     folder = Catalogue(runs_dir).locate(run)
+    kept, texts = folder.info.configuration(), texts_of(tokenizer, length)
+    how = reading_of(kept, targets_of(kept, task), texts)
     brought = None
     if clients is not None:
-        kept = folder.info.configuration()
-        brought = _own(clients, reading_of(kept, targets_of(kept, task)))
-    elif is_whole(data):
-        kept = folder.info.configuration()
-        brought = _whole(data, reading_of(kept, targets_of(kept, task)), partition)
-    elif data is not None:
-        brought = Brought(_checked(data), partition)
+        brought = _own(clients, how)
+    elif data is not None or texts is not None:
+        brought = _given(kept.data if data is None else data, how, partition)
     elif partition is not None:
-        kept = folder.info.configuration()
         brought = Brought(load(kept.data, kept.data_dir), partition)
     given: dict[str, Any] = {"method": method, "model": model, "task": task, "data": brought}
     return runs.resume(folder, on_event=on_event, rounds=rounds, **{k: v for k, v in given.items() if v is not None})
@@ -259,6 +263,8 @@ def _request(
     options: Any = None,
     settings: Mapping[str, Any] | None = None,
     task: Any = None,
+    tokenizer: Any = None,
+    length: Any = None,
     **more: Any,
 ) -> _Asked:
     values: dict[str, Any] = {**(settings or {}), **more, "options": {} if options is None else options}
@@ -282,24 +288,22 @@ def _request(
     deal = _unwritten(partition) if isinstance(partition, Partition) else None
     if partition is not USUAL:
         values["partition"] = str(partition) if isinstance(partition, Partition) else partition
+    how = _reading(values, task, texts_of(tokenizer, length))
     inferred: set[str] = set()
     if clients is None or (clients is not USUAL and isinstance(clients, Number | str)):
         values["clients"] = clients
     elif clients is not USUAL:
         if data is not USUAL:
             raise UsageError("give data= or a list of clients, not both")
-        objects["data"] = _own(clients, _reading(values, task))
+        objects["data"] = _own(clients, how)
         values = {"partition": "natural", **values, "data": "own", "clients": len(clients)}
         inferred = {"clients", *(["partition"] if partition is USUAL else [])}
     if isinstance(data, str | Path):
         values["data"] = str(data)
-    elif is_whole(data):
-        values["data"] = "own"
-        objects["data"] = _whole(data, _reading(values, task), deal)
-    elif data is not USUAL:
-        found = _checked(data)
-        values["data"] = found.name if isinstance(found, Dataset) else found[0].name
-        objects["data"] = Brought(found, deal)
+    if (data is not USUAL and not isinstance(data, str | Path)) or (how.texts is not None and "data" not in objects):
+        objects["data"] = brought = _given(data, how, deal)
+        what = brought.what[0] if isinstance(brought.what, tuple) else brought.what
+        values.setdefault("data", what.name if isinstance(what, Dataset) else "own")
     config = make_config(values, values.keys() - inferred if inferred else None)
     if deal is not None and "data" not in objects and not is_folder(config.data):
         objects["data"] = Brought(load(config.data, config.data_dir), deal)
@@ -323,21 +327,31 @@ def _targets(task: Any) -> Targets:
     return targets_of(make_config({"task": task}))
 
 
-def _reading(values: Mapping[str, Any], task: Any) -> Reading:
+def _reading(values: Mapping[str, Any], task: Any, texts: Texts | None) -> Reading:
     """How objects are read, by the settings that say so."""
     said = {name: values[name] for name in OF_READING if values.get(name) is not None}
-    return reading_of(make_config(said), _targets(task))
+    return reading_of(make_config(said), _targets(task), texts)
 
 
 def _own(clients: Any, how: Reading) -> Brought:
     if isinstance(clients, Sequence | Mapping) and not len(clients):
         raise UsageError(f"clients={clients!r}: give at least one client's data")
     each = list(clients.values()) if isinstance(clients, Mapping) else clients
-    return Brought(own_clients(clients, how), applied=applied(each))
+    return Brought(own_clients(clients, how), applied=applied(each, how))
 
 
-def _whole(data: Any, how: Reading, deal: Partition | None) -> Brought:
-    return Brought(own_whole(data, how), deal, applied([data]))
+def _given(data: Any, how: Reading, deal: Partition | None) -> Brought:
+    """Data that are one object; or, where they are texts, lie at a path."""
+    if data is USUAL:
+        raise UsageError("a tokenizer needs texts: give them as clients=[...] or as data=...")
+    if isinstance(data, str | Path):
+        what = own_data(str(data), how)
+        if what is None:
+            raise UsageError(f"data={str(data)!r} has no texts for a tokenizer: give a table or folder of your own")
+        return Brought(what, deal, frozenset({"label"}))
+    if is_whole(data) or (how.texts is not None and isinstance(data, list)):
+        return Brought(own_whole(data, how), deal, applied([data], how))
+    return Brought(_checked(data), deal)
 
 
 def _checked(data: Any) -> Dataset | tuple[Dataset, Split]:

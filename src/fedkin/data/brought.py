@@ -9,6 +9,7 @@ import numpy as np
 
 from fedkin.data.clients import OwnClient
 from fedkin.data.dataset import Array, as_samples, checked_labels
+from fedkin.data.manner import USUAL, Reading
 from fedkin.data.targets import Targets, read_targets
 from fedkin.errors import DataError, UsageError
 from fedkin.parts import Part, pack
@@ -16,8 +17,10 @@ from fedkin.parts import Part, pack
 PAIR, FOUR = ("x", "y"), ("x_train", "y_train", "x_test", "y_test")
 
 
-def arrays_of(where: str, data: Any) -> Sequence[Any]:
+def arrays_of(where: str, data: Any, how: Reading = USUAL) -> Sequence[Any]:
     """What a client's data hold, two or four arrays."""
+    if how.texts is not None and isinstance(data, list) and data and all(map(_is_pair, data)):
+        return [[text for text, _ in data], [label for _, label in data]]
     if isinstance(data, Mapping):
         keys = next((keys for keys in (PAIR, FOUR) if set(keys) == set(data)), None)
         if keys is None:
@@ -33,20 +36,26 @@ def arrays_of(where: str, data: Any) -> Sequence[Any]:
     return torch_arrays(where, data)
 
 
-def one_client(
-    name: str, where: str, arrays: Sequence[Any], vocabulary: int, targets: Targets = "classes"
-) -> OwnClient:
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, tuple) and len(item) == 2
+
+
+def one_client(name: str, where: str, arrays: Sequence[Any], how: Reading) -> OwnClient:
     """One client's arrays in one form, checked as far as one client can be."""
     if len(arrays) not in (2, 4):
         raise UsageError(f"{where} has {len(arrays)} arrays: give (x, y) or (x_train, y_train, x_test, y_test)")
-    pairs = []
+    pairs, cut = [], 0
     parts: tuple[Part, ...] = ()
     for i in range(0, len(arrays), 2):
-        if isinstance(arrays[i], Mapping):
-            x, parts = pack(arrays[i], where, parts)
+        given = arrays[i]
+        if how.texts is not None and not isinstance(given, Mapping):
+            given, few = how.texts(given, where)
+            cut += few
+        if isinstance(given, Mapping):
+            x, parts = pack(given, where, parts)
         else:
-            x = _samples(where, arrays[i], vocabulary)
-        pairs.append((x, _targets_of(where, arrays[i + 1], len(x), targets)))
+            x = _samples(where, given, how.vocabulary)
+        pairs.append((x, _targets_of(where, arrays[i + 1], len(x), how.targets)))
     if not len(pairs[0][0]):
         raise DataError(f"{where} has no samples: leave it out or give it some")
     if len(pairs) == 2 and len(pairs[1][0]) and pairs[0][0].shape[1:] != pairs[1][0].shape[1:]:
@@ -58,7 +67,7 @@ def one_client(
         raise DataError(f"{where} labels with numbers and with words; use one kind")
     tests = len(pairs[1][0]) if len(pairs) == 2 else None
     x, y = (np.concatenate([pair[i] for pair in filled]) for i in (0, 1))
-    return OwnClient(name, x, y, tests, parts=parts)
+    return OwnClient(name, x, y, tests, parts=parts, cut=cut)
 
 
 def _targets_of(where: str, given: Any, samples: int, targets: Targets) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from fedkin.data.split import Split, check_names, check_shares, check_sizes, hel
 from fedkin.data.targets import Ints, Targets, alike, outputs_of
 from fedkin.errors import DataError, UsageError
 from fedkin.parts import Part, words_of
-from fedkin.preparation import Column, Floats
+from fedkin.preparation import Column, Floats, Texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,8 @@ class OwnClient:
     parts: tuple[Part, ...] = ()
     lacks: str = ""
     """Where a table has no value, in words; nothing where none is missing."""
+    cut: int = 0
+    """How many texts were cut."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,8 @@ class OwnClients:
     """Whether they came in one table with a column of clients."""
     class_names: tuple[str, ...] = ()
     """The classes in their order, where the data say so; else they are sorted."""
+    texts: Texts | None = None
+    """How samples that are texts became token ids."""
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -67,6 +72,14 @@ class OwnClients:
                     f"client {first.name!r} and client {part.name!r} label with numbers and with words; use one kind"
                 )
         alike(self.targets, [(part.name, part.y) for part in self.parts])
+
+    def of_texts(self) -> dict[str, Any]:
+        """What a data set says of texts that it was made of."""
+        if self.texts is None:
+            return {}
+        cut, count = sum(part.cut for part in self.parts), sum(len(part.x) for part in self.parts)
+        note = f"{cut} of {count} texts have more than {self.texts.length} tokens and were cut" if cut else ""
+        return {"texts": self.texts, "prepared": (self.texts.told(),), "note": note}
 
     def split(
         self,
@@ -94,6 +107,7 @@ class OwnClients:
             vocabulary=self.vocabulary,
             parts=self.parts[0].parts,
             targets=self.targets,
+            **self.of_texts(),
         )
         labels = dataset.strata
         factors = skewed(len(parts), quantity_skew, np.random.Generator(np.random.PCG64([seed, len(parts), 1])))

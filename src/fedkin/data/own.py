@@ -106,7 +106,7 @@ def _brought(where: str, data: Any, how: Reading) -> Table | Sequence[Any]:
         return from_frame(where, data)
     if isinstance(data, list) and data and all(isinstance(item, Mapping) for item in data):
         return from_items(data, where)
-    return arrays_of(where, data)
+    return arrays_of(where, data, how)
 
 
 def gathered(
@@ -117,12 +117,16 @@ def gathered(
 ) -> OwnClients:
     """The clients of which each came with its name, how errors speak of it, and its table or arrays. `classes`: their
     names in their order, where the data say so."""
+    if how.texts is not None:
+        told = [data.texts(how.label, how.targets) if isinstance(data, Table) else data for _, _, data in brought]
+        brought = [(client, where, data) for (client, where, _), data in zip(brought, told, strict=True)]
     tables = [(where, data) for _, where, data in brought if isinstance(data, Table)]
     if not tables:
         if how.categories:
             raise UsageError(f"categories={'+'.join(how.categories)!r} would change nothing: the data are no tables")
-        parts = [one_client(client, where, data, how.vocabulary, how.targets) for client, where, data in brought]  # type: ignore[arg-type]
-        return OwnClients(name, tuple(parts), how.vocabulary, (), how.targets, class_names=classes)
+        parts = [one_client(client, where, data, how) for client, where, data in brought]  # type: ignore[arg-type]
+        rest = (how.vocabulary, (), how.targets)
+        return OwnClients(name, tuple(parts), *rest, class_names=classes, texts=how.texts)
     columns = _columns(tables, how)
     parts = []
     for client, where, data in brought:
@@ -131,7 +135,7 @@ def gathered(
             continue
         if any(column.categories for column in columns):
             raise DataError(f"{where} brings arrays, other clients tables with categories; give all as tables")
-        found = one_client(client, where, data, how.vocabulary, how.targets)
+        found = one_client(client, where, data, how)
         parts.append(replace(found, x=found.x.astype(np.float64)))
     return OwnClients(name, tuple(parts), how.vocabulary, columns, how.targets, class_names=classes)
 
@@ -158,17 +162,24 @@ def is_whole(data: object) -> bool:
     return is_frame(data) or is_huggingface(data)
 
 
-def applied(objects: Iterable[Any]) -> frozenset[str]:
-    """Settings that have a part in how such objects are read, whether or not they become a table."""
+def applied(objects: Iterable[Any], how: Reading) -> frozenset[str]:
+    """Settings that have a part in how such objects are read, although they become no table."""
     found = [one for one in objects if is_huggingface(one)]
-    return frozenset(("label",) if found else ()) | frozenset(OF_IMAGES if any(map(has_images, found)) else ())
+    labelled = [*found, *(one for one in objects if how.texts is not None and _has_columns(one))]
+    return frozenset(("label",) if labelled else ()) | frozenset(OF_IMAGES if any(map(has_images, found)) else ())
+
+
+def _has_columns(data: Any) -> bool:
+    return is_frame(data) or (isinstance(data, list) and bool(data) and isinstance(data[0], Mapping))
 
 
 def own_whole(data: Any, how: Reading) -> OwnClients | WholeTable | Dataset:
     """One data frame, or one data set of Hugging Face's: the rows of each client where a column says whose they are,
-    else a whole to be dealt."""
-    if not is_huggingface(data):
+    else a whole to be dealt; or the samples that are to be dealt, in the form in which a client's own come."""
+    if is_frame(data):
         return own_table("own", from_frame("the data frame", data), how)
+    if not is_huggingface(data):
+        return _one_set(gathered("own", [("own", "the data", _brought("the data", data, how))], how))
     where = "the data set"
     if how.client_column is not None:
         return replace(own_clients(by_client(where, data, how.client_column), how), by_column=True)
@@ -182,15 +193,21 @@ def own_whole(data: Any, how: Reading) -> OwnClients | WholeTable | Dataset:
     read = read_huggingface(where, data, how)
     if isinstance(read, Table):
         return own_table("own", read, how, classes)
-    own = gathered("own", [("own", where, read)], how, classes)
+    return _one_set(gathered("own", [("own", where, read)], how, classes))
+
+
+def _one_set(own: OwnClients) -> Dataset:
+    """The rows of one that are to be dealt to clients."""
     part = own.parts[0]
-    y, count, names = together(how.targets, [part.y], how.vocabulary, classes)
-    return Dataset("own", part.x, y, count, names, parts=part.parts, targets=how.targets)
+    y, classes, names = together(own.targets, [part.y], own.vocabulary, own.class_names)
+    return Dataset(own.name, part.x, y, classes, names, parts=part.parts, targets=own.targets, **own.of_texts())
 
 
-def own_table(name: str, table: Table, how: Reading, named: tuple[str, ...] = ()) -> OwnClients | WholeTable:
+def own_table(name: str, table: Table, how: Reading, named: tuple[str, ...] = ()) -> OwnClients | WholeTable | Dataset:
     """One table: the rows of each client where a column says whose they are, else a whole to be dealt. `named`: the
     classes in their order, where the data say so."""
+    if how.client_column is None and how.texts is not None:
+        return _one_set(gathered(name, [(name, table.where, table)], how, named))
     if how.client_column is None:
         columns = _columns([(table.where, table)], how)
         part = _of_table(name, table.where, table, columns, how)

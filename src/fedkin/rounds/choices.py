@@ -40,6 +40,7 @@ from fedkin.methods import Method
 from fedkin.models import Given, build, default_model, first_network
 from fedkin.options import named_spec
 from fedkin.parts import words_of
+from fedkin.preparation import Texts
 from fedkin.robust import Watched, make_rule
 from fedkin.rounds.settings import OF_TABLES, of_split, refuse
 from fedkin.tasks import USUAL, Metric, Task, make_task
@@ -110,11 +111,11 @@ def targets_of(config: Config, task: Task | None = None) -> Targets:
     return "classes" if task is None else task.targets  # type: ignore[return-value]
 
 
-def reading_of(config: Config, targets: Targets) -> Reading:
+def reading_of(config: Config, targets: Targets, texts: Texts | None = None) -> Reading:
     """How data are read that do not say so themselves."""
     names = tuple(config.categories.split("+")) if config.categories else ()
     shown = Shown.of(config.image_size, config.image_mode)
-    return Reading(config.label, config.client_column, names, targets=targets, shown=shown)
+    return Reading(config.label, config.client_column, names, targets=targets, shown=shown, texts=texts)
 
 
 def task_of(config: Config, dataset: Dataset, given: Task | None = None) -> Task:

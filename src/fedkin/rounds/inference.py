@@ -60,6 +60,14 @@ def _rows(x: Any, samples: Samples) -> Array:
     return raw if samples.preparations else raw.astype(np.float32)
 
 
+def _only_column(x: Any) -> Array:
+    """The texts in a table that holds nothing else."""
+    table = table_of(x, ())
+    if len(table.header) != 1:
+        raise DataError(f"the samples have the columns {', '.join(table.header)}: give the texts alone")
+    return table.columns[0]
+
+
 def plain(predicted: Tensor) -> Array:
     """Predictions as an array; a single number a sample without an axis of its own."""
     found = predicted.numpy()
@@ -80,6 +88,8 @@ def as_given(x: Any, samples: Samples) -> Array:
     x = new_samples("the samples", x) if is_huggingface(x) else x
     if isinstance(x, Mapping) and not samples.table:
         return samples.packed(x)
+    if samples.texts is not None:
+        return samples.tokens(_only_column(x) if _is_table(x) else x)
     if samples.parts:
         samples.check("", ())
     if samples.preparations or (samples.table and _is_table(x)):
