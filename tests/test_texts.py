@@ -251,6 +251,13 @@ def test_what_does_not_go_together_is_said(settings: dict[str, Any], said: str) 
         fk.run("fedavg", model=Bag, **{**QUICK, **settings})
 
 
+def test_methods_are_compared_on_the_same_texts() -> None:
+    texts = {"tokenizer": words, "length": 4}
+    results, table = fk.compare(["fedavg", "fedper"], clients=[GOOD + BAD] * 2, model=Bag, **texts, **QUICK)
+    assert [row["method"] for row in table] == ["fedavg", "fedper"]
+    assert all(r.predict(["good"], 0).shape == (1,) for r in results)
+
+
 def test_a_length_that_the_special_tokens_fill() -> None:
     with pytest.raises(UsageError, match="length=1 is too short for the tokens that the tokenizer adds"):
         Texts(library(), 1)(["bad"], "here")

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedkin import data as data
     from fedkin.api import compare, resume, run
     from fedkin.bench.check import NetworkCheck, check
     from fedkin.compute.layout import Layout
@@ -48,6 +49,8 @@ _WHERE = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":  # the package, as `fk.data.load("digits")`
+        return import_module("fedkin.data")
     if name not in _WHERE:
         raise AttributeError(f"module 'fedkin' has no attribute {name!r}")
     return getattr(import_module(_WHERE[name]), name)
