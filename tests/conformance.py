@@ -30,9 +30,6 @@ from fedkin.testing.tampering import (
     poison,
 )
 from fedkin.testing.tiny import (
-    CLASSES,
-    FEATURES,
-    Network,
     federation,
     finished,
     job_of,
@@ -41,11 +38,13 @@ from fedkin.testing.tiny import (
     tensors_in,
     with_validation,
 )
+from fedkin.testing.worlds import CLASSES, FEATURES, WORLDS, Network, inside
 
 __all__ = [
     "CHECKS",
     "CLASSES",
     "FEATURES",
+    "WORLDS",
     "Network",
     "another_run_can_begin_with_it",
     "can_be_evaluated_at_every_point",
@@ -54,6 +53,7 @@ __all__ = [
     "federation",
     "finished",
     "handles_batch_norm",
+    "inside",
     "job_of",
     "keeps_a_plain_state",
     "keeps_its_halves_apart",

@@ -37,6 +37,42 @@ def test_method_with_other_options(name: str, options: dict[str, Any], check: Ca
     check(name, options)
 
 
+QUICK_IN_OTHER_WORLDS = (conformance.runs_and_serves_every_client,)
+"""The others take a minute together: they are for `make test-slow`."""
+
+
+def in_other_worlds() -> list[Any]:
+    """Every method in every world that it can learn, with every check."""
+    found = []
+    for world in conformance.WORLDS:
+        for name in METHODS:
+            if world == "classification" or (world == "next-token" and METHODS[name].needs_classes):
+                continue
+            for check in CHECKS:
+                marks = [] if check in QUICK_IN_OTHER_WORLDS else [pytest.mark.slow]
+                found.append(pytest.param(world, name, check, id=f"{world}-{name}-{check.__name__}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("world", "name", "check"), in_other_worlds())
+def test_method_in_other_worlds(world: str, name: str, check: Callable[..., None]) -> None:
+    """Next tokens, rows of low-rank updates, networks of two inputs: the promises are the same."""
+    with conformance.inside(world):
+        check(name)
+
+
+def test_worlds_are_what_they_say() -> None:
+    assert list(conformance.WORLDS) == ["classification", "next-token", "low-rank", "two-inputs"]
+    with conformance.inside("low-rank"):
+        job = conformance.job_of("fedavg")
+        assert set(job.site.layout.frozen) == {"body.0.base.weight", "body.0.base.bias"}
+    with conformance.inside("two-inputs"):
+        assert [p.name for p in conformance.federation()[0].parts] == ["values", "kinds"]
+    with conformance.inside("next-token"):
+        assert conformance.federation()[0].targets == "tokens"
+    assert conformance.federation()[0].targets == "classes"
+
+
 # ---------------------------------------------------------------- methods that must be caught
 
 

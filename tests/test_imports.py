@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": {"errors"},
     "registry": {"errors"},
     "parts": {"errors"},
-    "preparation": set(),
+    "preparation": {"errors"},
     "config": {"errors", "options", "version"},
     "compute": {"errors"},
     "tasks": {"errors", "options", "registry", "compute"},

@@ -23,7 +23,8 @@ from fedkin.methods.base import Method
 from fedkin.rounds import Job
 from fedkin.rounds.newcomers import Arrived, arrive
 from fedkin.rounds.trained import Trained
-from fedkin.testing.tiny import CLASSES, FEATURES, MethodOrName, finished, job_of, personal_rows, tensors_in
+from fedkin.testing.tiny import MethodOrName, finished, job_of, personal_rows, tensors_in
+from fedkin.testing.worlds import CLASSES, FEATURES
 
 Pair = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedkin import data as data
     from fedkin.api import compare, resume, run, tune
     from fedkin.bench.check import NetworkCheck, check
     from fedkin.compute.layout import Layout
@@ -75,6 +76,8 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":  # the package, as `fk.data.load("digits")`
+        return import_module("fedkin.data")
     if name not in _WHERE:
         raise AttributeError(f"module 'fedkin' has no attribute {name!r}")
     home, there = _WHERE[name]

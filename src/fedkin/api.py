@@ -16,19 +16,28 @@ from fedkin.data import (
     Partition,
     Split,
     load,
-    own_table,
 )
-from fedkin.data.columns import from_frame, is_frame
 from fedkin.errors import UsageError, unknown
 from fedkin.methods import METHODS, Method
 from fedkin.models import Given
+from fedkin.preparation import texts_of
 from fedkin.report import looks, progress  # noqa: F401 - looks says that it shows results
 from fedkin.rounds import Event, Listener, Result, StopTraining, run_config
 from fedkin.rounds.choices import reading_of, targets_of
 from fedkin.rounds.settings import refuse
 from fedkin.rounds.validation import check_scored
 from fedkin.runs import start as runs
-from fedkin.runs.asked import USUAL, Asked, brings_validation, common_of, dataset_of, named_method, own_of, request
+from fedkin.runs.asked import (
+    OF_READING,
+    USUAL,
+    Asked,
+    brings_validation,
+    common_of,
+    named_method,
+    one_object,
+    own_of,
+    request,
+)
 from fedkin.runs.catalogue import Catalogue
 from fedkin.runs.origin import with_origin
 from fedkin.runs.sinks import Sink, make_sinks
@@ -49,14 +58,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("fedkin")
 
 
-READ_ONCE = (
-    "data",
-    "clients",
-    "label",
-    "client_column",
-    "categories",
-    "task",
-)  # settings that say how objects are read
+READ_ONCE = ("data", "clients", "task", "tokenizer", "length", *OF_READING)  # settings that say how objects are read
 
 
 def run(
@@ -69,6 +71,8 @@ def run(
     task: str | Task | None = None,
     start_from: str | Result | None = None,
     options: Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
+    length: int | None = None,
     on_event: Listener | None = None,
     verbose: bool = False,
     sinks: Sequence[str | Sink] = (),
@@ -79,10 +83,11 @@ def run(
     `method` is a name or your own class; `model` a name, an `nn.Module` (copied, never changed; `init` says whether its
     weights are drawn anew from the seed), or its class or a function that makes one; `clients` a number, or your data:
     a list (or a dictionary by name) with one (x, y) or (x_train, y_train, x_test, y_test), data frame with a column
-    "label", or torch Dataset per client. `task` says what is learnt, where that is not one class of several: a name, as
-    in "regression:loss=mae", or what `fk.task` makes of your own loss and metrics. `start_from` is an earlier run, by
-    name or as its result: the new one begins with what that one learnt. With `runs_dir` the run leaves a folder there,
-    `result.run`, and can be resumed. A setting that would change nothing is refused.
+    "label", or data set of Hugging Face's or torch's per client. `task` says what is learnt, where that is not one
+    class of several: a name, as in "regression:loss=mae", or what `fk.task` makes of your own loss and metrics. Where
+    samples are texts, `tokenizer` makes `length` token ids of each. `start_from` is an earlier run, by name or as its
+    result: the new one begins with what that one learnt. With `runs_dir` the run leaves a folder there, `result.run`,
+    and can be resumed. A setting that would change nothing is refused.
 
     `verbose` shows a line for each evaluated round. `on_event` is called with what is known before the first round
     (`Prepared`), and then with the `RoundRecord` of every evaluated round; it may raise `StopTraining` to end the
@@ -95,6 +100,8 @@ def run(
         "model": model,
         "task": task,
         "start_from": start_from,
+        "tokenizer": tokenizer,
+        "length": length,
     }
     asked = request(method, **settings, **given, options=options)
     return _run(asked, progress.hearing(verbose, on_event), sinks)
@@ -110,6 +117,8 @@ def resume(
     data: Dataset | tuple[Dataset, Split] | None = None,
     clients: Sequence[Any] | Mapping[str, Any] | None = None,
     partition: Partition | None = None,
+    tokenizer: Any = None,
+    length: int | None = None,
     rounds: int | None = None,
     on_event: Listener | None = None,
     verbose: bool = False,
@@ -127,18 +136,14 @@ def resume(
     if data is not None and clients is not None:
         raise UsageError("give data= or a list of clients, not both")
     folder = Catalogue(runs_dir).locate(run)
+    kept, texts = folder.info.configuration(), texts_of(tokenizer, length)
+    how = reading_of(kept, targets_of(kept, task), texts)
     brought = None
     if clients is not None:
-        kept = folder.info.configuration()
-        brought = Brought(own_of(clients, reading_of(kept, targets_of(kept, task))))
-    elif is_frame(data):
-        kept = folder.info.configuration()
-        how = reading_of(kept, targets_of(kept, task))
-        brought = Brought(own_table("own", from_frame("the data frame", data), how), partition)
-    elif data is not None:
-        brought = Brought(dataset_of(data), partition)
+        brought = own_of(clients, how)
+    elif data is not None or texts is not None:
+        brought = one_object(kept.data if data is None else data, how, partition)
     elif partition is not None:
-        kept = folder.info.configuration()
         brought = Brought(load(kept.data, kept.data_dir), partition)
     given: dict[str, Any] = {"method": method, "model": model, "task": task, "data": brought}
     rest: dict[str, Any] = {

@@ -1,17 +1,22 @@
-"""How a row of a table becomes the numbers that a network takes: missing values are filled, numbers standardised, and a
-category is one input for each of its words. Fitted in `fedkin.data.fitting`, kept with a model, used wherever it is."""
+"""How samples as people have them become the numbers that a network takes. Of a table's rows missing values are filled,
+numbers standardised, and a category is one input for each of its words: fitted in `fedkin.data.fitting`, kept with a
+model, used wherever it is. Texts become token ids, by a tokenizer of the user's own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.errors import DataError, FedKinError, UsageError
+
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Encoded = tuple[list[int], list[int] | None]  # token ids, and which of them count, where a tokenizer says so
 
 
 @dataclass(frozen=True)
@@ -96,3 +101,134 @@ def _column(values: Any) -> Column:
 
 def _texts(values: Sequence[Any]) -> bool:
     return all(isinstance(v, str) and len(v) <= 1000 for v in values)
+
+
+# ---------------------------------------------------------------- texts
+
+IDS, MASK = "input_ids", "attention_mask"
+"""What the inputs are called that texts become, as tokenizers call them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Texts as token ids of one length: longer ones are cut, shorter ones padded.
+
+    The tokenizer is a `tokenizers.Tokenizer`, one as of `transformers`, or any function from a text to its ids, or to
+    an object or a mapping that has them. Where it has a mask, so have the samples."""
+
+    tokenizer: Any
+    length: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 1:
+            raise UsageError(f"length={self.length!r}: give the number of tokens of a text, 1 or more")
+        if not callable(self.tokenizer) and not _has_encode(self.tokenizer):
+            raise UsageError(
+                f"tokenizer is a {type(self.tokenizer).__name__}: give a tokenizers.Tokenizer, one of transformers, or "
+                "a function from a text to its token ids"
+            )
+
+    @property
+    def padding(self) -> int:
+        """The token that texts are padded with: the tokenizer's own, or else 0."""
+        own = getattr(self.tokenizer, "pad_token_id", None)
+        if own is None and _has_encode(self.tokenizer):
+            said = self.tokenizer.padding or {}
+            known = [self.tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")]
+            own = said.get("pad_id", next((i for i in known if i is not None), None))
+        return 0 if own is None else int(own)
+
+    def __call__(self, texts: Iterable[Any], where: str) -> tuple[dict[str, Ints], int]:
+        """The ids [n, length], with the mask if there is one, and how many texts were cut. What is wrong is said with
+        where and at which sample."""
+        if isinstance(texts, str | bytes | Mapping):
+            raise DataError(f"{where}: a single {type(texts).__name__}; give a list of texts")
+        each = texts.tolist() if isinstance(texts, np.ndarray) else list(texts)
+        for i, text in enumerate(each):
+            if not isinstance(text, str):
+                raise DataError(f"{where}: sample {i} is no text ({str(text)[:40]!r}), as the tokenizer takes it")
+            if not text.strip():
+                raise DataError(f"{where}: no text in sample {i}; leave such samples out")
+        encode = _encoder(self.tokenizer, self.length)
+        ids, mask = np.full((len(each), self.length), self.padding, np.int64), np.zeros((len(each), self.length), int)
+        masked, cut = False, 0
+        for i, text in enumerate(each):
+            try:
+                (found, counts), short = encode(text)
+                row = np.asarray(found)
+            except FedKinError:
+                raise
+            except Exception as error:  # somebody else's function can fail in any way
+                raise DataError(
+                    f"{where}: the tokenizer fails at sample {i} ({type(error).__name__}: {error})"
+                ) from error
+            if not row.size:
+                raise DataError(f"{where}: the tokenizer finds no token in sample {i}; leave such samples out")
+            if row.ndim != 1 or row.dtype.kind not in "iu" or (row < 0).any():
+                made = f"of sample {i} the tokenizer makes {str(found)[:60]}"
+                raise DataError(f"{where}: {made}; token ids are whole numbers, 0 or more")
+            if len(row) > self.length:
+                raise UsageError(f"length={self.length} is too short for the tokens that the tokenizer adds to a text")
+            cut += short
+            ids[i, : len(row)], mask[i, : len(row)] = row, 1 if counts is None else counts
+            masked = counts is not None
+        return {IDS: ids, MASK: mask} if masked else {IDS: ids}, cut
+
+    def told(self) -> str:
+        """What is done with a text, in a sentence."""
+        return f"texts: {self.length} token ids each, padded with {self.padding}"
+
+
+def texts_of(tokenizer: Any, length: int | None) -> Texts | None:
+    """From what was given; UsageError where only one of the two was."""
+    if tokenizer is None and length is not None:
+        raise UsageError(f"length={length} would change nothing: it is that of texts, and they need a tokenizer")
+    if tokenizer is None:
+        return None
+    if length is None:
+        raise UsageError("a tokenizer needs length=, the number of tokens of a text, for example length=64")
+    return Texts(tokenizer, length)
+
+
+def _has_encode(tokenizer: Any) -> bool:
+    """Whether it is a `tokenizers.Tokenizer`, or behaves like one."""
+    return all(hasattr(tokenizer, name) for name in ("encode", "token_to_id", "to_str", "padding"))
+
+
+def _encoder(tokenizer: Any, length: int) -> Callable[[str], tuple[Encoded, bool]]:
+    """From a text to at most so many ids, and whether it was cut. What ends a text (as [SEP] does) stays at its end
+    where the tokenizer cuts."""
+    if _has_encode(tokenizer):
+        try:
+            own = type(tokenizer).from_str(tokenizer.to_str())  # a copy: it pads no more, and cuts to our length
+            own.no_padding()
+            own.enable_truncation(length)
+        except Exception as error:
+            raise UsageError(f"the tokenizer cannot cut texts to length={length} ({error})") from error
+
+        def encode(text: str) -> tuple[Encoded, bool]:
+            found = own.encode(text)
+            return (found.ids, found.attention_mask), bool(found.overflowing)
+
+        return encode
+
+    def called(text: str) -> tuple[Encoded, bool]:
+        ids, mask = _said(tokenizer(text))
+        if len(ids) <= length:
+            return (ids, mask), False
+        try:
+            shorter = _said(tokenizer(text, truncation=True, max_length=length))
+        except TypeError:  # a plain function: it takes a text and nothing else
+            shorter = ids, mask
+        return (shorter[0][:length], None if mask is None else (shorter[1] or mask)[:length]), True
+
+    return called
+
+
+def _said(answer: Any) -> Encoded:
+    """The ids and the mask in what a tokenizer gives."""
+    if isinstance(answer, Mapping):
+        return list(answer[IDS]), list(answer[MASK]) if MASK in answer else None
+    if hasattr(answer, "ids"):
+        return list(answer.ids), list(getattr(answer, MASK, [1] * len(answer.ids)))
+    return list(answer), None

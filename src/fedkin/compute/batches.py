@@ -128,8 +128,8 @@ class Plan:
     )
     ends: NDArray[np.bool_] | None = None  # [S, K]: after this batch the weights move
 
-    def first(self, steps: int) -> Plan:
-        """The first steps only."""
+    def first(self, steps: int | None) -> Plan:
+        """The first steps only; None: all."""
         arrays: list[Any] = [getattr(self, f.name) for f in fields(self)]
         cut: list[Any] = [None if array is None else array[:steps] for array in arrays]
         return Plan(*cut)

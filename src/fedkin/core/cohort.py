@@ -155,6 +155,7 @@ class Cohort(Evaluation):
         *,
         learn: Learn = "model",
         epochs: int | None = None,
+        steps: int | None = None,
         opt: Optimiser | None = None,
         mu: float = 0.0,
         anchor: Tensor | None = None,
@@ -164,11 +165,26 @@ class Cohort(Evaluation):
     ) -> Tensor:
         """Train one model per client from `start` ([D] or [K, D]) on its own data; returns [K, D].
 
-        `learn` and `mask` ([K, D], true where a number may change) choose what moves; `mu` and `anchor` pull towards
+        It takes `epochs`, or so many `steps` of one mini-batch each, however many samples a client has. `learn` and
+        `mask` ([K, D], true where a number may change) choose what moves; `mu` and `anchor` pull towards
         a point; `loss` replaces the cross-entropy; `moments` is an optimiser memory to go on with, changed in place.
         The optimiser's rate, `opt`'s too, is multiplied by the schedule's factor of the round and by the client's."""
         models = [Model(start, mu, anchor)]
-        return self.fit_together(models, learn=learn, epochs=epochs, opt=opt, loss=loss, mask=mask, moments=moments)[0]
+        return self.fit_together(
+            models, learn=learn, epochs=epochs, steps=steps, opt=opt, loss=loss, mask=mask, moments=moments
+        )[0]
+
+    def _epochs_for(self, steps: int, fewest: int, epochs: int | None) -> int:
+        """How many epochs have so many mini-batches, of a client with the fewest samples, too."""
+        if epochs is not None:
+            raise UsageError(f"epochs={epochs} and steps={steps}: give one of the two")
+        if steps < 1:
+            raise UsageError(f"steps={steps}: must be at least 1; to train nothing, do not call fit")
+        if self._site.training.accumulate > 1:
+            raise UsageError(
+                f"steps={steps} are mini-batches, and accumulate={self._site.training.accumulate} goes by epochs"
+            )
+        return -(-steps // max(1, fewest // self._site.training.batch))
 
     def fit_together(
         self,
@@ -176,6 +192,7 @@ class Cohort(Evaluation):
         *,
         learn: Learn = "model",
         epochs: int | None = None,
+        steps: int | None = None,
         opt: Optimiser | None = None,
         loss: Sequence[Term] | None = None,
         mask: Tensor | None = None,
@@ -197,9 +214,11 @@ class Cohort(Evaluation):
             bad = site.poisoned(self.round)[self.ids]
             parts = [part + site.source.count * int(b) for part, b in zip(parts, bad, strict=True)]
         how = (training.batch, stream, site.has_batch_norm, training.fixed, training.accumulate)
-        steps = plan(parts, self.ids, epochs or training.epochs, *how)
+        if steps is not None:
+            epochs = self._epochs_for(steps, min(map(len, parts), default=1), epochs)
+        table = plan(parts, self.ids, epochs or training.epochs, *how).first(steps)
         if training.augment:
-            steps = replace(steps, moves=crop_flip(stream, self.ids, *steps.table.shape[::2]))
+            table = replace(table, moves=crop_flip(stream, self.ids, *table.table.shape[::2]))
         rows = torch.cat([self._wide(m.start) for m in models])
         pulled = any(m.mu and m.anchor is not None for m in models)
         mu = anchor = None
@@ -225,7 +244,7 @@ class Cohort(Evaluation):
             rows=rows,
             client=np.tile(np.arange(clients), len(models)),
             source=site.source,
-            plan=steps,
+            plan=table,
             opt=opt,
             learn=self._learned(learn),
             terms=terms,

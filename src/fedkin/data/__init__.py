@@ -10,15 +10,19 @@ from fedkin.data.fitting import Preparing
 from fedkin.data.image_folder import Shown
 from fedkin.data.manner import Reading
 from fedkin.data.own import (
+    OF_IMAGES,
     TABLES,
+    applied,
     from_arrays,
     from_folder,
     from_torch,
     is_image_folder,
+    is_whole,
     own_clients,
     own_data,
     own_folder,
     own_table,
+    own_whole,
 )
 from fedkin.data.partition import (
     PARTITIONS,
@@ -40,6 +44,7 @@ from fedkin.data.split import Split, make_split
 
 __all__ = [
     "CORRUPTIONS",
+    "OF_IMAGES",
     "PARTITIONS",
     "SOURCES",
     "TABLES",
@@ -55,6 +60,7 @@ __all__ = [
     "Source",
     "Split",
     "WholeTable",
+    "applied",
     "apply_shift",
     "data_home",
     "dirichlet",
@@ -64,6 +70,7 @@ __all__ = [
     "groups",
     "iid",
     "is_image_folder",
+    "is_whole",
     "load",
     "make_split",
     "natural",
@@ -71,6 +78,7 @@ __all__ = [
     "own_data",
     "own_folder",
     "own_table",
+    "own_whole",
     "parse_partition",
     "pathological",
     "remarks_on",

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedkin.data.clients import OwnClient
 from fedkin.data.dataset import Array, as_samples, checked_labels
+from fedkin.data.manner import USUAL, Reading
 from fedkin.data.precision import blurred
 from fedkin.data.targets import Targets, read_targets
 from fedkin.errors import DataError, UsageError
@@ -17,8 +18,10 @@ from fedkin.parts import Part, pack
 PAIR, FOUR = ("x", "y"), ("x_train", "y_train", "x_test", "y_test")
 
 
-def arrays_of(where: str, data: Any) -> Sequence[Any]:
+def arrays_of(where: str, data: Any, how: Reading = USUAL) -> Sequence[Any]:
     """What a client's data hold, two or four arrays."""
+    if how.texts is not None and isinstance(data, list) and data and all(map(_is_pair, data)):
+        return [[text for text, _ in data], [label for _, label in data]]
     if isinstance(data, Mapping):
         keys = next((keys for keys in (PAIR, FOUR) if set(keys) == set(data)), None)
         if keys is None:
@@ -35,22 +38,28 @@ def arrays_of(where: str, data: Any) -> Sequence[Any]:
     return torch_arrays(where, data)
 
 
-def one_client(
-    name: str, where: str, arrays: Sequence[Any], vocabulary: int, targets: Targets = "classes"
-) -> OwnClient:
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, tuple) and len(item) == 2
+
+
+def one_client(name: str, where: str, arrays: Sequence[Any], how: Reading) -> OwnClient:
     """One client's arrays in one form, checked as far as one client can be."""
     if len(arrays) not in (2, 4):
-        single = bool(arrays) and all(isinstance(item, tuple) and len(item) == 2 for item in arrays)
+        single = bool(arrays) and all(map(_is_pair, arrays))
         hint = "; of single samples, each an (x, y), zip(*samples) makes one" if single else ""
         raise UsageError(f"{where} has {len(arrays)} arrays: give (x, y) or (x_train, y_train, x_test, y_test){hint}")
-    pairs = []
+    pairs, cut = [], 0
     parts: tuple[Part, ...] = ()
     for i in range(0, len(arrays), 2):
-        if isinstance(arrays[i], Mapping):
-            x, parts = pack(arrays[i], where, parts)
+        given = arrays[i]
+        if how.texts is not None and not isinstance(given, Mapping):
+            given, few = how.texts(given, where)
+            cut += few
+        if isinstance(given, Mapping):
+            x, parts = pack(given, where, parts)
         else:
-            x = _samples(where, arrays[i], vocabulary)
-        pairs.append((x, _targets_of(where, arrays[i + 1], len(x), targets)))
+            x = _samples(where, given, how.vocabulary)
+        pairs.append((x, _targets_of(where, arrays[i + 1], len(x), how.targets)))
     if not len(pairs[0][0]):
         raise DataError(f"{where} has no samples: leave it out or give it some")
     if len(pairs) == 2 and len(pairs[1][0]) and pairs[0][0].shape[1:] != pairs[1][0].shape[1:]:
@@ -62,10 +71,11 @@ def one_client(
         raise DataError(f"{where} labels with numbers and with words; use one kind")
     tests = len(pairs[1][0]) if len(pairs) == 2 else None
     x, y = (np.concatenate([pair[i] for pair in filled]) for i in (0, 1))
-    return OwnClient(name, x, y, tests, parts=parts, note=_noted(where, arrays, x, targets, vocabulary))
+    note = "" if how.texts is not None else _noted(where, arrays, x, how)
+    return OwnClient(name, x, y, tests, parts=parts, note=note, cut=cut)
 
 
-def _noted(where: str, arrays: Sequence[Any], taken: Array, targets: Targets, vocabulary: int) -> str:
+def _noted(where: str, arrays: Sequence[Any], taken: Array, how: Reading) -> str:
     came = () if isinstance(arrays[0], Mapping) else np.shape(arrays[0])[1:]
     if len(came) == 3 and taken.dtype == np.float32 and came != taken.shape[1:]:
         return (
@@ -74,10 +84,10 @@ def _noted(where: str, arrays: Sequence[Any], taken: Array, targets: Targets, vo
         )
     given: list[tuple[Any, str]] = []
     for x, y in zip(arrays[::2], arrays[1::2], strict=True):
-        named = x.items() if isinstance(x, Mapping) else [] if vocabulary else [("feature", x)]
+        named = x.items() if isinstance(x, Mapping) else [] if how.vocabulary else [("feature", x)]
         floats = isinstance(x, Mapping) and all(np.asarray(v).dtype.kind != "f" for v in x.values())
         given += [] if floats else [(v, f"{where}: {name if name == 'feature' else repr(name)}") for name, v in named]
-        given += [(y, f"{where}: the target")] if targets in ("numbers", "survival") else []
+        given += [(y, f"{where}: the target")] if how.targets in ("numbers", "survival") else []
     return next((said for values, what in given if (said := blurred(values, what))), "")
 
 

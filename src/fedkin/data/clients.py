@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from fedkin.data.dataset import Array, Dataset, encode_labels
+from fedkin.data.dataset import Array, Dataset, checked_labels, encode_labels, numbered
 from fedkin.data.fitting import AS_IT_IS, Preparing, prepare_table
 from fedkin.data.partition import Deal, Partition
 from fedkin.data.split import Split, check_names, check_shares, check_sizes, held_out, resized, skewed, split_deal
 from fedkin.data.targets import Ints, Targets, alike, outputs_of
 from fedkin.errors import DataError, UsageError
 from fedkin.parts import Part, words_of
-from fedkin.preparation import Column, Floats
+from fedkin.preparation import Column, Floats, Texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,8 @@ class OwnClient:
     """Where a table has no value, in words; nothing where none is missing."""
     note: str = ""
     """What became of the samples and targets as they came that somebody should know."""
+    cut: int = 0
+    """How many texts were cut."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,10 @@ class OwnClients:
     targets: Targets = "classes"
     by_column: bool = False
     """Whether they came in one table with a column of clients."""
+    class_names: tuple[str, ...] = ()
+    """The classes in their order, where the data say so; else they are sorted."""
+    texts: Texts | None = None
+    """How samples that are texts became token ids."""
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -68,6 +75,14 @@ class OwnClients:
                 )
         alike(self.targets, [(part.name, part.y) for part in self.parts])
 
+    def of_texts(self) -> dict[str, Any]:
+        """What a data set says of texts that it was made of."""
+        if self.texts is None:
+            return {}
+        cut, count = sum(part.cut for part in self.parts), sum(len(part.x) for part in self.parts)
+        note = f"{cut} of {count} texts have more than {self.texts.length} tokens and were cut" if cut else ""
+        return {"texts": self.texts, "prepared": (self.texts.told(),), "note": note}
+
     def split(
         self,
         *,
@@ -82,7 +97,7 @@ class OwnClients:
         check_shares(test_share, validation_share)
         check_sizes(samples_per_client, quantity_skew)
         parts, sizes = self.parts, [len(part.x) for part in self.parts]
-        y, classes, class_names = together(self.targets, [part.y for part in parts], self.vocabulary)
+        y, classes, class_names = together(self.targets, [part.y for part in parts], self.vocabulary, self.class_names)
         x = np.concatenate([part.x for part in parts])
         dataset = Dataset(
             self.name,
@@ -95,6 +110,7 @@ class OwnClients:
             note=next((part.note for part in parts if part.note), ""),
             parts=self.parts[0].parts,
             targets=self.targets,
+            **self.of_texts(),
         )
         labels = dataset.strata
         factors = skewed(len(parts), quantity_skew, np.random.Generator(np.random.PCG64([seed, len(parts), 1])))
@@ -123,12 +139,21 @@ class OwnClients:
         return dataset, made
 
 
-def together(targets: Targets, each: Sequence[Array], vocabulary: int = 0) -> tuple[Array, int, tuple[str, ...]]:
-    """All clients' targets, how many classes or outputs they ask for, and what the classes are called."""
+def together(
+    targets: Targets, each: Sequence[Array], vocabulary: int = 0, named: tuple[str, ...] = ()
+) -> tuple[Array, int, tuple[str, ...]]:
+    """All clients' targets, how many classes or outputs they ask for, and what the classes are called. `named`: all
+    classes in their order, where that is known."""
     y = np.concatenate(each)
     if targets != "classes":
         return y, outputs_of(targets, y, vocabulary), ()
-    codes, names = encode_labels(y)
+    if not named:
+        codes, names = encode_labels(y)
+        return codes, len(names), names
+    names = tuple(str(name) for name in checked_labels(named).tolist())  # written as labels are
+    codes, foreign = numbered(y, names)
+    if foreign:
+        raise DataError(f"label {foreign[0]!r} is none of the classes {', '.join(map(repr, named[:20]))}")
     return codes, len(names), names
 
 
@@ -153,6 +178,8 @@ class Brought:
 
     what: OwnClients | WholeTable | Dataset | tuple[Dataset, Split]
     partition: Partition | None = None
+    applied: frozenset[str] = frozenset()
+    """Settings that had their part in how the objects were read."""
 
 
 def split_client(

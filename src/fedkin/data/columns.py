@@ -26,6 +26,8 @@ class Table:
     rows: Sequence[int]
     categories: frozenset[str] = frozenset()
     """Columns that are categories, whatever their values: so their type says."""
+    tests: int | None = None
+    """How many of the last rows are for testing; None where nobody has said."""
 
     def __post_init__(self) -> None:
         for place, name in enumerate(self.header, start=1):
@@ -94,6 +96,23 @@ class Table:
         if targets == "classes":
             return checked_labels(self.column(aside[0]), self.where, place)
         return read_targets(targets, np.stack([self._numbers(name) for name in aside], axis=1), self.where, place)
+
+    def texts(self, label: str, targets: Targets) -> list[Any]:
+        """The texts, which stand in the one column beside the targets, and the targets; of training and of testing,
+        where that is known."""
+        aside = self.target_columns(label, targets)
+        names = self.features(aside)
+        if len(names) > 1:
+            raise UsageError(
+                f"{self.where}: beside the targets there are the columns {', '.join(names)}, and a tokenizer takes "
+                "one, the texts; leave the others out"
+            )
+        x, y = self.column(names[0]), self.labels(aside, targets)
+        for row, text in zip(self.rows, x.tolist(), strict=True):
+            if not isinstance(text, str) or not text.strip():
+                raise DataError(f"{self.where}: column {names[0]!r} has no text in row {row} ({str(text)[:40]!r})")
+        at = len(x) - (self.tests or 0)
+        return [x, y] if self.tests is None else [x[:at], y[:at], x[at:], y[at:]]
 
     def column(self, name: str) -> Array:
         """What stands in the column of this name."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedkin.data.targets import WORDS, Ints, Targets, check_targets, strata
 from fedkin.errors import DataError, UsageError
 from fedkin.parts import Part, pack
-from fedkin.preparation import Preparation
+from fedkin.preparation import Preparation, Texts
 
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
@@ -57,6 +57,8 @@ class Dataset:
     """What the users are called, by their numbers in `user`."""
     model: str = ""
     """The network that suits these data, where it is not the usual one for samples of their shape."""
+    texts: Texts | None = None
+    """How texts became these samples, where they came as such."""
 
     def __post_init__(self) -> None:
         if isinstance(self.x, Mapping):

@@ -115,7 +115,8 @@ def _agreed(tables: Sequence[Table], name: str, category: bool) -> Column:
     if len(every) > MOST_CATEGORIES:
         raise DataError(
             f"{words[0].where}: column {name!r} has {len(every):,} different words, and each would be an input of the "
-            f"network; group them, or leave the column out (at most {MOST_CATEGORIES:,})"
+            f"network; group them, or leave the column out (at most {MOST_CATEGORIES:,}). Texts need a tokenizer, from "
+            "Python: fk.run(..., tokenizer=..., length=...)"
         )
     return Column(name, tuple(every))
 

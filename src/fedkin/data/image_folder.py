@@ -10,10 +10,10 @@ that is no image is refused. All images need one size and one mode; settings bri
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ MOST_PIXELS = 50_000_000  # of one image, before it is unpacked
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # more than a byte for each value
 MODES = {"rgb": "RGB", "grey": "L"}
 Mode = Literal["rgb", "grey"]
+Where = TypeVar("Where")
 
 
 @dataclass(frozen=True)
@@ -108,19 +109,24 @@ def _only_folders(path: Path, what: str) -> None:
 
 def read_images(files: Sequence[Path], shown: Shown, first: Path | None = None) -> tuple[list[Array], Path]:
     """Images [C, H, W] of one shape; `first`: whose shape that is, if not the first of these."""
-    like = None if first is None else read_image(first, shown)
+    like = None if first is None else (first, read_image(first, shown))
+    return alike(((file, read_image(file, shown)) for file in files), like)
+
+
+def alike(named: Iterable[tuple[Where, Array]], like: tuple[Where, Array] | None = None) -> tuple[list[Array], Where]:
+    """Images that come with where they are, if all have one shape, and the first of them; `like`: whose shape that is,
+    if not the first one's."""
     made = []
-    for file in files:
-        image = read_image(file, shown)
-        like, first = (image, file) if like is None else (like, first)
-        if image.shape != like.shape:
+    for where, image in named:
+        like = (where, image) if like is None else like
+        if image.shape != like[1].shape:
             raise DataError(
-                f"{file} is {_said(image)}, {first} {_said(like)}: image_size='32' (or '48x64') and image_mode='rgb' "
-                "(or 'grey') bring all to one"
+                f"{where} is {_said(image)}, {like[0]} {_said(like[1])}: image_size='32' (or '48x64') and "
+                "image_mode='rgb' (or 'grey') bring all to one"
             )
         made.append(image)
-    assert first is not None
-    return made, first
+    assert like is not None
+    return made, like[0]
 
 
 def _said(image: Array) -> str:
@@ -149,7 +155,7 @@ def read_image(file: Path, shown: Shown) -> Array:
         raise
     except Exception as error:  # a damaged file can make a decoder fail in any way
         raise DataError(f"{file} cannot be read as an image ({error}); mend or remove it") from error
-    return _array(file, image, shown)
+    return pixels(file, image, shown)
 
 
 def _bits(file: Path) -> int:
@@ -158,7 +164,8 @@ def _bits(file: Path) -> int:
         return opened.read(25)[24]
 
 
-def _array(file: Path, image: Any, shown: Shown) -> Array:
+def pixels(file: object, image: Any, shown: Shown) -> Array:
+    """One of Pillow's images as bytes [C, H, W]; `file` is where it is, for errors."""
     if image.mode in DEEP:
         raise DataError(f"{file} has values of more than 8 bits ({image.mode}); save it with 8 bits")
     if shown.mode is not None:

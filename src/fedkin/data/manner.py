@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedkin.data.image_folder import AS_THEY_ARE, Shown
 from fedkin.data.targets import Targets
+from fedkin.preparation import Texts
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Reading:
     vocabulary: int = 0
     targets: Targets = "classes"
     shown: Shown = AS_THEY_ARE  # what images are brought to
+    texts: Texts | None = None  # samples are texts, and become token ids
 
 
 USUAL = Reading()

@@ -1,4 +1,4 @@
-"""Your own data: arrays, a folder with one file per client, data frames or torch data sets.
+"""Your own data: arrays, a folder with one file per client, data frames, torch's or Hugging Face's data sets.
 
 Each client's rows stay its own. A client that brings test rows keeps them; the others get theirs from a random share.
 """
@@ -18,6 +18,7 @@ from fedkin.data.columns import Table, from_frame, is_frame, owners_of, read_tab
 from fedkin.data.dataset import Array, Dataset, as_samples
 from fedkin.data.encoding import agreed, encoded, from_items, lacking
 from fedkin.data.files import MissingFile, column, read_npz
+from fedkin.data.huggingface import by_client, class_names, has_images, is_huggingface, read_huggingface, splits_of
 from fedkin.data.image_folder import class_folders, holds_images, image_set, images_of_clients, read_classes
 from fedkin.data.manner import USUAL, Reading
 from fedkin.data.partition import Partition
@@ -30,6 +31,7 @@ from fedkin.preparation import Column
 TABLES = (".parquet", ".csv")
 KINDS = (".npz", *TABLES)
 LABEL = "label"
+OF_IMAGES = ("image_size", "image_mode")
 
 
 class Shares(TypedDict, total=False):
@@ -66,7 +68,8 @@ def own_clients(
     """A list with the data of each client, or a mapping from their names to them.
 
     A client's data are (x, y), (x_train, y_train, x_test, y_test), a mapping with these names, a data frame with a
-    column for the labels, a list of dictionaries (a row each), or a torch data set of (x, y)."""
+    column for the labels, a list of dictionaries (a row each), one of Hugging Face's data sets, or a torch data set of
+    (x, y)."""
     clients = listed(clients)
     if isinstance(clients, Mapping):
         if set(clients) in (set(PAIR), set(FOUR)):
@@ -85,10 +88,12 @@ def own_clients(
             f"the clients' data come as a {type(clients).__name__}: give a list with one (x, y) for each, "
             "or a dictionary from names to them"
         )
+    if any(map(is_huggingface, clients)) and set(names or ()) & {"train", "test"}:
+        raise UsageError("clients is a data set in splits: give data=..., or a dictionary from clients' names to such")
     called = _client_names(names, len(clients))
     places = [f"client {client!r}" for client in called]
-    data = [_brought(where, one) for where, one in zip(places, clients, strict=True)]
-    return gathered(name, list(zip(called, places, data, strict=True)), how)
+    data = [_brought(where, one, how) for where, one in zip(places, clients, strict=True)]
+    return gathered(name, list(zip(called, places, data, strict=True)), how, _class_names(places, clients, how))
 
 
 def listed(clients: Any) -> Any:
@@ -96,22 +101,44 @@ def listed(clients: Any) -> Any:
     return list(clients) if isinstance(clients, Iterator | ValuesView) else clients
 
 
-def _brought(where: str, data: Any) -> Table | Sequence[Any]:
+def _class_names(places: Sequence[str], clients: Sequence[Any], how: Reading) -> tuple[str, ...]:
+    """What all clients' data say that the classes are called; nothing where none says so."""
+    each = [class_names(one, how.label) if is_huggingface(one) else () for one in clients]
+    for where, names in zip(places, each, strict=True):
+        if names != each[0]:
+            said = [", ".join(map(repr, n)) or "not known by name" for n in (each[0], names)]
+            raise DataError(f"the classes of {places[0]} are {said[0]}, those of {where} {said[1]}; they must be alike")
+    return each[0] if how.targets == "classes" and each else ()
+
+
+def _brought(where: str, data: Any, how: Reading) -> Table | Sequence[Any]:
+    if is_huggingface(data):
+        return read_huggingface(where, data, how)
     if is_frame(data):
         return from_frame(where, data)
     if isinstance(data, list) and data and all(isinstance(item, Mapping) for item in data):
         return from_items(data, where)
-    return arrays_of(where, data)
+    return arrays_of(where, data, how)
 
 
-def gathered(name: str, brought: Sequence[tuple[str, str, Table | Sequence[Any]]], how: Reading) -> OwnClients:
-    """The clients of which each came with its name, how errors speak of it, and its table or arrays."""
+def gathered(
+    name: str,
+    brought: Sequence[tuple[str, str, Table | Sequence[Any]]],
+    how: Reading,
+    classes: tuple[str, ...] = (),
+) -> OwnClients:
+    """The clients of which each came with its name, how errors speak of it, and its table or arrays. `classes`: their
+    names in their order, where the data say so."""
+    if how.texts is not None:
+        told = [data.texts(how.label, how.targets) if isinstance(data, Table) else data for _, _, data in brought]
+        brought = [(client, where, data) for (client, where, _), data in zip(brought, told, strict=True)]
     tables = [(where, data) for _, where, data in brought if isinstance(data, Table)]
     if not tables:
         if how.categories:
             raise UsageError(f"categories={'+'.join(how.categories)!r} would change nothing: the data are no tables")
-        parts = [one_client(client, where, data, how.vocabulary, how.targets) for client, where, data in brought]  # type: ignore[arg-type]
-        return OwnClients(name, tuple(parts), how.vocabulary, (), how.targets)
+        parts = [one_client(client, where, data, how) for client, where, data in brought]  # type: ignore[arg-type]
+        rest = (how.vocabulary, (), how.targets)
+        return OwnClients(name, tuple(parts), *rest, class_names=classes, texts=how.texts)
     columns = _columns(tables, how)
     parts = []
     for client, where, data in brought:
@@ -120,9 +147,9 @@ def gathered(name: str, brought: Sequence[tuple[str, str, Table | Sequence[Any]]
             continue
         if any(column.categories for column in columns):
             raise DataError(f"{where} brings arrays, other clients tables with categories; give all as tables")
-        found = one_client(client, where, data, how.vocabulary, how.targets)
+        found = one_client(client, where, data, how)
         parts.append(replace(found, x=found.x.astype(np.float64)))
-    return OwnClients(name, tuple(parts), how.vocabulary, columns, how.targets)
+    return OwnClients(name, tuple(parts), how.vocabulary, columns, how.targets, class_names=classes)
 
 
 def _columns(tables: Sequence[tuple[str, Table]], how: Reading) -> tuple[Column, ...]:
@@ -142,15 +169,65 @@ def _of_table(client: str, where: str, table: Table, columns: tuple[Column, ...]
     y = table.labels(aside, how.targets)
     exact = [] if how.targets == "classes" else [(f"{where}: column {n!r}", table.column(n)) for n in aside]
     said = next((said for name, values in exact if (said := blurred(values, name))), "")
-    return OwnClient(client, raw, y, None, lacks=lacking(table, columns, raw), note=said)
+    return OwnClient(client, raw, y, table.tests, lacks=lacking(table, columns, raw), note=said)
 
 
-def own_table(name: str, table: Table, how: Reading) -> OwnClients | WholeTable:
-    """One table: the rows of each client where a column says whose they are, else a whole to be dealt."""
+def is_whole(data: object) -> bool:
+    """Whether that is what `own_whole` takes."""
+    return is_frame(data) or is_huggingface(data)
+
+
+def applied(objects: Iterable[Any], how: Reading) -> frozenset[str]:
+    """Settings that have a part in how such objects are read, although they become no table."""
+    found = [one for one in objects if is_huggingface(one)]
+    labelled = [*found, *(one for one in objects if how.texts is not None and _has_columns(one))]
+    return frozenset(("label",) if labelled else ()) | frozenset(OF_IMAGES if any(map(has_images, found)) else ())
+
+
+def _has_columns(data: Any) -> bool:
+    return is_frame(data) or (isinstance(data, list) and bool(data) and isinstance(data[0], Mapping))
+
+
+def own_whole(data: Any, how: Reading) -> OwnClients | WholeTable | Dataset:
+    """One data frame, or one data set of Hugging Face's: the rows of each client where a column says whose they are,
+    else a whole to be dealt; or the samples that are to be dealt, in the form in which a client's own come."""
+    if is_frame(data):
+        return own_table("own", from_frame("the data frame", data), how)
+    if not is_huggingface(data):
+        return _one_set(gathered("own", [("own", "the data", _brought("the data", data, how))], how))
+    where = "the data set"
+    if how.client_column is not None:
+        return replace(own_clients(by_client(where, data, how.client_column), how), by_column=True)
+    splits, classes = splits_of(where, data), _class_names([where], [data], how)
+    if len(splits) > 1:
+        raise UsageError(
+            f"{where} is split into {' and '.join(splits)}, and a partition deals all samples before it splits each "
+            "client's: give client_column='...', the column that says whose a row is, or a data set without splits, "
+            "datasets.concatenate_datasets([data['train'], data['test']])"
+        )
+    read = read_huggingface(where, data, how)
+    if isinstance(read, Table):
+        return own_table("own", read, how, classes)
+    return _one_set(gathered("own", [("own", where, read)], how, classes))
+
+
+def _one_set(own: OwnClients) -> Dataset:
+    """The rows of one that are to be dealt to clients."""
+    part = own.parts[0]
+    y, classes, names = together(own.targets, [part.y], own.vocabulary, own.class_names)
+    rest: dict[str, Any] = {"parts": part.parts, "targets": own.targets, "note": part.note, **own.of_texts()}
+    return Dataset(own.name, part.x, y, classes, names, **rest)
+
+
+def own_table(name: str, table: Table, how: Reading, named: tuple[str, ...] = ()) -> OwnClients | WholeTable | Dataset:
+    """One table: the rows of each client where a column says whose they are, else a whole to be dealt. `named`: the
+    classes in their order, where the data say so."""
+    if how.client_column is None and how.texts is not None:
+        return _one_set(gathered(name, [(name, table.where, table)], how, named))
     if how.client_column is None:
         columns = _columns([(table.where, table)], how)
         part = _of_table(name, table.where, table, columns, how)
-        y, classes, names = together(how.targets, [part.y], how.vocabulary)
+        y, classes, names = together(how.targets, [part.y], how.vocabulary, named)
         like = np.nan_to_num(part.x).astype(np.float32)
         dataset = Dataset(name, like, y, classes, names, targets=how.targets, note=part.note)
         return WholeTable(dataset, part.x, columns, part.lacks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedkin.errors import DataError, UsageError
 from fedkin.parts import Array, Part, pack, words_of
-from fedkin.preparation import Column, Preparation
+from fedkin.preparation import Column, Preparation, Texts
 
 Kind = Literal["uint8", "float32", "int64"]
 WORDS = {"uint8": "pixels (uint8)", "float32": "numbers (float32)", "int64": "token ids (int64)"}
@@ -32,6 +32,7 @@ class Samples:
     targets: str = "classes"  # the kind of what the outputs stand for
     columns: tuple[str, ...] = ()  # what the features are called, where they came as a table
     preparations: tuple[Preparation, ...] = ()  # how a table's rows become them: for all clients, or for each
+    texts: Texts | None = None  # how texts become them
 
     def of_client(self, client: int) -> Samples:
         """Those of one client."""
@@ -53,10 +54,17 @@ class Samples:
             raise DataError("the model takes samples as one array, not as a dictionary")
         return pack(x, "the samples", self.parts)[0]
 
+    def tokens(self, x: Any) -> Array:
+        """Texts as one array."""
+        if self.texts is None:
+            raise DataError(f"the model takes a tensor, the samples are a {type(x).__name__}")
+        return pack(self.texts(x, "the samples")[0], "the samples", self.parts)[0]
+
     def check(self, kind: str, shape: tuple[int, ...]) -> None:
         """DataError unless this is a batch of such samples; `kind`: a type's name."""
         if self.parts and tuple(shape[1:]) != self.shape:
-            raise DataError(f"the model takes {words_of(self.parts)}: give a dictionary with an array of each")
+            texts = "a list of texts, or " if self.texts is not None else ""
+            raise DataError(f"the model takes {words_of(self.parts)}: give {texts}a dictionary with an array of each")
         if kind == self.kind and tuple(shape[1:]) == self.shape:
             return
         takes = f"the model takes {WORDS[self.kind]} of shape {self.shape} a sample"
@@ -98,8 +106,8 @@ class Ready(nn.Module):
 
     Pixels are uint8 [n, C, H, W] and are normalised here, (x / 255 - mean) / std, as they were in training; numbers and
     token ids go in as they are. A table's rows [n, columns] go in as numbers, categories as the numbers of their words
-    and missing values as NaN, and are prepared here, as they were in training. `network` is the network itself, `names`
-    what its outputs stand for."""
+    and missing values as NaN, and are prepared here, as they were in training; so are texts, in a list. `network` is
+    the network itself, `names` what its outputs stand for."""
 
     def __init__(self, network: nn.Module, samples: Samples) -> None:
         super().__init__()
@@ -115,9 +123,9 @@ class Ready(nn.Module):
     def names(self) -> tuple[str, ...]:
         return self.samples.names()
 
-    def forward(self, x: Tensor | Mapping[str, Any]) -> Tensor:
-        if isinstance(x, Mapping):
-            x = torch.from_numpy(self.samples.packed(x))
+    def forward(self, x: Tensor | Mapping[str, Any] | Sequence[str]) -> Tensor:
+        if not isinstance(x, Tensor):
+            x = torch.from_numpy(self.samples.packed(x) if isinstance(x, Mapping) else self.samples.tokens(x))
         if self.prepare is not None:
             prepared: Tensor = self.prepare(x)
             x = prepared

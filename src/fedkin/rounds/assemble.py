@@ -287,7 +287,7 @@ def make_job(
     )
     x, names = dataset.x.dtype.name, tuple(dataset.class_names)
     normal = (dataset.mean, dataset.std, dataset.vocabulary, dataset.parts, dataset.targets, dataset.columns)
-    taken = Samples(dataset.shape, x, dataset.classes, names, *normal, dataset.preparations)  # type: ignore[arg-type]
+    taken = Samples(dataset.shape, x, dataset.classes, names, *normal, dataset.preparations, dataset.texts)  # type: ignore[arg-type]
     benign = adversary is not None and not adversary.counted
     counted = Clients(np.flatnonzero(~adversary.malicious()), samples) if adversary is not None and benign else fed.all
     options = asdict(server.options)

@@ -18,6 +18,7 @@ from fedkin.core.federation import Average, weighted_mean
 from fedkin.core.schedules import Factors, client_factors, make_schedule
 from fedkin.data import (
     CORRUPTIONS,
+    OF_IMAGES,
     Brought,
     Dataset,
     OwnClients,
@@ -39,6 +40,7 @@ from fedkin.methods import Method
 from fedkin.models import MODELS, Given, begun, default_model, first_network
 from fedkin.options import named_spec
 from fedkin.parts import words_of
+from fedkin.preparation import Texts
 from fedkin.robust import Watched, make_rule
 from fedkin.rounds.settings import OF_TABLES, of_split, refuse
 from fedkin.tasks import USUAL, Metric, Task, make_task
@@ -109,11 +111,11 @@ def targets_of(config: Config, task: Task | None = None) -> Targets:
     return "classes" if task is None else task.targets  # type: ignore[return-value]
 
 
-def reading_of(config: Config, targets: Targets) -> Reading:
+def reading_of(config: Config, targets: Targets, texts: Texts | None = None) -> Reading:
     """How data are read that do not say so themselves."""
     names = tuple(config.categories.split("+")) if config.categories else ()
     shown = Shown.of(config.image_size, config.image_mode)
-    return Reading(config.label, config.client_column, names, targets=targets, shown=shown)
+    return Reading(config.label, config.client_column, names, targets=targets, shown=shown, texts=texts)
 
 
 def task_of(config: Config, dataset: Dataset, given: Task | None = None) -> Task:
@@ -155,10 +157,11 @@ def load_data(
             raise unknown("corruption", name, [*CORRUPTIONS, "all"])
     how, preparing = reading_of(config, targets), Preparing.of(config.impute, config.scale)
     what = brought.what if brought is not None else own_data(config.data, how)
+    applied = frozenset[str]() if brought is None else brought.applied
     if not (isinstance(what, WholeTable) or (isinstance(what, OwnClients) and what.columns)):
-        refuse(config, dict.fromkeys(OF_TABLES, "the data are no tables"))
+        refuse(config, {name: "the data are no tables" for name in OF_TABLES if name not in applied})
     if not (brought is None and is_image_folder(config.data)):
-        refuse(config, dict.fromkeys(("image_size", "image_mode"), "the data are no images in folders"))
+        refuse(config, {name: "the data are no images in folders" for name in OF_IMAGES if name not in applied})
     if config.client_column is not None and not (isinstance(what, OwnClients) and what.by_column):
         refuse(config, {"client_column": "the data are not one table with a column of clients"})
     if isinstance(what, OwnClients):

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedkin.data.columns import Table, is_frame
 from fedkin.data.dataset import Array, Dataset, as_samples
 from fedkin.data.encoding import encoded, lacking, table_of
+from fedkin.data.huggingface import is_huggingface, new_samples
 from fedkin.errors import DataError, UsageError
 from fedkin.models.ready import Ready, Samples
 from fedkin.tasks import Classification, Task, task_for
@@ -64,6 +65,14 @@ def _rows(x: Any, samples: Samples) -> Array:
     return raw if samples.preparations else raw.astype(np.float32)
 
 
+def _only_column(x: Any) -> Array:
+    """The texts in a table that holds nothing else."""
+    table = table_of(x, ())
+    if len(table.header) != 1:
+        raise DataError(f"the samples have the columns {', '.join(table.header)}: give the texts alone")
+    return table.columns[0]
+
+
 def plain(predicted: Tensor) -> Array:
     """Predictions as an array; a single number a sample without an axis of its own."""
     found = predicted.numpy()
@@ -79,10 +88,13 @@ def labels(model: Ready, x: Any) -> Array:
 
 
 def as_given(x: Any, samples: Samples) -> Array:
-    """An array, tensor or list (of each part, where samples have several) as the array that the model takes; DataError
-    where it is not of that kind."""
+    """An array, tensor, list (of each part, where samples have several) or data set of Hugging Face's as the array that
+    the model takes; DataError where it is not of that kind."""
+    x = new_samples("the samples", x) if is_huggingface(x) else x
     if isinstance(x, Mapping) and not samples.table:
         return samples.packed(x)
+    if samples.texts is not None:
+        return samples.tokens(_only_column(x) if _is_table(x) else x)
     if samples.parts:
         samples.check("", ())
     if samples.preparations or (samples.table and _is_table(x)):

@@ -19,16 +19,19 @@ from fedkin.data import (
     Partition,
     Reading,
     Split,
+    applied,
+    is_whole,
     load,
     own_clients,
-    own_table,
+    own_data,
+    own_whole,
     unwritten,
 )
-from fedkin.data.columns import from_frame, is_frame
 from fedkin.data.own import listed
 from fedkin.data.targets import Targets
 from fedkin.errors import UsageError
 from fedkin.methods import METHODS, Method, given_options
+from fedkin.preparation import Texts, texts_of
 from fedkin.registry import Registry
 from fedkin.rounds import Result
 from fedkin.rounds.choices import reading_of, targets_of
@@ -44,6 +47,8 @@ class _Usual:
 
 
 USUAL: Any = _Usual()
+OF_READING = ("label", "client_column", "categories", "image_size", "image_mode")
+"""Settings that say how objects are read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,26 +124,23 @@ def common_of(given: Mapping[str, Any]) -> Common:
     deal = unwritten(partition) if isinstance(partition, Partition) else None
     if partition is not USUAL:
         values["partition"] = str(partition) if isinstance(partition, Partition) else partition
+    how = _reading(values, task, texts_of(values.pop("tokenizer", None), values.pop("length", None)))
     inferred: set[str] = set()
     if clients is None or (clients is not USUAL and isinstance(clients, Number | str)):
         values["clients"] = clients
     elif clients is not USUAL:
         if data is not USUAL:
             raise UsageError("give data= or a list of clients, not both")
-        owned = own_of(clients, _reading(values, task))
-        objects["data"] = Brought(owned)
-        values = {"partition": "natural", **values, "data": "own", "clients": len(owned.parts)}
+        objects["data"] = brought = own_of(clients, how)
+        assert isinstance(brought.what, OwnClients)
+        values = {"partition": "natural", **values, "data": "own", "clients": len(brought.what.parts)}
         inferred = {"clients", *(["partition"] if partition is USUAL else [])}
     if isinstance(data, str | Path):
         values["data"] = str(data)
-    elif is_frame(data):
-        whole = own_table("own", from_frame("the data frame", data), _reading(values, task))
-        values["data"] = "own"
-        objects["data"] = Brought(whole, deal)
-    elif data is not USUAL:
-        found = dataset_of(data)
-        values["data"] = found.name if isinstance(found, Dataset) else found[0].name
-        objects["data"] = Brought(found, deal)
+    if (data is not USUAL and not isinstance(data, str | Path)) or (how.texts is not None and "data" not in objects):
+        objects["data"] = brought = one_object(data, how, deal)
+        what = brought.what[0] if isinstance(brought.what, tuple) else brought.what
+        values.setdefault("data", what.name if isinstance(what, Dataset) else "own")
     return Common(values, objects, inferred, deal)
 
 
@@ -151,17 +153,33 @@ def _targets(task: Any) -> Targets:
     return targets_of(make_config({"task": task}))
 
 
-def _reading(values: Mapping[str, Any], task: Any) -> Reading:
+def _reading(values: Mapping[str, Any], task: Any, texts: Texts | None) -> Reading:
     """How objects are read, by the settings that say so."""
-    said = {name: values[name] for name in ("label", "client_column", "categories") if values.get(name) is not None}
-    return reading_of(make_config(said), _targets(task))
+    said = {name: values[name] for name in OF_READING if values.get(name) is not None}
+    return reading_of(make_config(said), _targets(task), texts)
 
 
-def own_of(clients: Any, how: Reading) -> OwnClients:
+def own_of(clients: Any, how: Reading) -> Brought:
+    """The data of each client."""
     found = listed(clients)
     if isinstance(found, Sequence | Mapping) and not len(found):
         raise UsageError(f"clients={found!r}: give at least one client's data")
-    return own_clients(found, how)
+    each = list(found.values()) if isinstance(found, Mapping) else found
+    return Brought(own_clients(found, how), applied=applied(each, how))
+
+
+def one_object(data: Any, how: Reading, deal: Partition | None) -> Brought:
+    """Data that are one object; or, where they are texts, lie at a path."""
+    if data is USUAL:
+        raise UsageError("a tokenizer needs texts: give them as clients=[...] or as data=...")
+    if isinstance(data, str | Path):
+        what = own_data(str(data), how)
+        if what is None:
+            raise UsageError(f"data={str(data)!r} has no texts for a tokenizer: give a table or folder of your own")
+        return Brought(what, deal, frozenset({"label"}))
+    if is_whole(data) or (how.texts is not None and isinstance(data, list)):
+        return Brought(own_whole(data, how), deal, applied([data], how))
+    return Brought(dataset_of(data), deal)
 
 
 def dataset_of(data: Any) -> Dataset | tuple[Dataset, Split]:

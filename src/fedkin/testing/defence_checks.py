@@ -12,7 +12,8 @@ from fedkin.config import make_config
 from fedkin.options import validated
 from fedkin.robust import ATTACKS, RULES, Adversary, Attack, DataAttack, ReplyAttack, Rule, Watched, apply
 from fedkin.rounds import prepare
-from fedkin.testing.tiny import CLASSES, Network, federation, finished, personal_rows
+from fedkin.testing.tiny import federation, finished, personal_rows
+from fedkin.testing.worlds import CLASSES, Network
 
 
 def check_attack(attack: str | type[Attack], **options: Any) -> None:

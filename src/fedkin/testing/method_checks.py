@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,8 @@ from fedkin.engines.simulator import Simulator
 from fedkin.methods.base import REPORTS
 from fedkin.rounds.trained import Trained
 from fedkin.testing.tampering import misshape, poison
-from fedkin.testing.tiny import CLASSES, FEATURES, MethodOrName, finished, job_of, personal_rows, sane
+from fedkin.testing.tiny import MethodOrName, federation, finished, job_of, personal_rows, sane
+from fedkin.testing.worlds import inside
 
 Check = Callable[..., None]
 
@@ -187,7 +187,8 @@ def can_be_rehearsed(method: MethodOrName, options: Mapping[str, Any] | None = N
     """What a reply looks like follows from the method, its options, the network and the message, for every client
     alike: a server can know it beforehand, from a client that is made up."""
     job = job_of(method, options, rounds=3, participation=0.67)
-    x, y = np.ones((12, FEATURES), np.float32), np.arange(12) % CLASSES
+    made = federation((12,), 0)[0]  # somebody else's samples, in the form in which a site has its own
+    x, y = made.x, made.y
     call, rehearsal = job.engine.call, Rehearsal(job.site, type(job.method)(job.method.options), x, y)
 
     def compared(ids: Any, function: str, message: Any, round: int) -> Answer:
@@ -258,7 +259,8 @@ METHOD_CHECKS: list[Check] = [
 ]
 
 
-def check_method(method: MethodOrName, options: Mapping[str, Any] | None = None) -> None:
-    """Every promise of a method."""
-    for check in METHOD_CHECKS:
-        check(method, options)
+def check_method(method: MethodOrName, options: Mapping[str, Any] | None = None, world: str = "classification") -> None:
+    """Every promise of a method. `world`: what it learns meanwhile, of `fedkin.testing.WORLDS`."""
+    with inside(world):
+        for check in METHOD_CHECKS:
+            check(method, options)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedkin.config import make_config
 from fedkin.core.federation import Tamper
@@ -18,17 +18,17 @@ from fedkin.data import Dataset, Split
 from fedkin.methods import METHODS, Method
 from fedkin.rounds import Job, prepare
 from fedkin.rounds.trained import Trained
+from fedkin.testing.worlds import CLASSES, here
 
 MethodOrName = str | type[Method]
-FEATURES, CLASSES = 6, 4  # of the four classes only three occur
 
 
 def federation(sizes: tuple[int, ...] = (9, 6, 1), tests: int = 3, seed: int = 0) -> tuple[Dataset, Split]:
     """Clients of these training sizes; the last class is nobody's."""
     rng = np.random.default_rng(seed)
     total = sum(sizes) + tests * len(sizes)
-    y = rng.integers(0, CLASSES - 1, total)
-    x = (rng.standard_normal((total, FEATURES)) + y[:, None]).astype(np.float32)
+    classes, world = rng.integers(0, CLASSES - 1, total), here()
+    x, y = world.samples(rng, classes)
     edges = np.cumsum([0, *[n + tests for n in sizes]])
     rows = [np.arange(a, b) for a, b in pairwise(edges)]
     nobody = tuple(r[:0] for r in rows)
@@ -38,7 +38,8 @@ def federation(sizes: tuple[int, ...] = (9, 6, 1), tests: int = 3, seed: int = 0
         tuple(r[:tests] for r in rows),
         tuple(f"client-{i}" for i in range(len(sizes))),
     )
-    return Dataset("tiny", x, y, CLASSES), with_validation(split)
+    about: dict[str, Any] = {"vocabulary": world.vocabulary, "targets": world.targets}
+    return Dataset("tiny", x, y, world.outputs[-1], **about), with_validation(split)
 
 
 def with_validation(split: Split) -> Split:
@@ -46,19 +47,6 @@ def with_validation(split: Split) -> Split:
     spare = [r[-1:] if len(r) > 3 else r[:0] for r in split.train]
     train = tuple(r[: len(r) - len(v)] for r, v in zip(split.train, spare, strict=True))
     return replace(split, train=train, validation=tuple(spare))
-
-
-class Network(nn.Module):
-    def __init__(self, norm: bool = False) -> None:
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.body = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8) if norm else nn.Identity(), nn.ReLU())
-            self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.body(x))
-        return logits
 
 
 def job_of(
@@ -79,7 +67,7 @@ def job_of(
     method_class = METHODS[method] if isinstance(method, str) else method
     given: dict[str, Any] = {
         "method": method_class,
-        "model": Network(norm),
+        "model": here().network(norm),
         "data": federation(sizes),
         "begin_with": begin_with,
     }
@@ -108,7 +96,8 @@ def sane(job: Job) -> None:
     for client in job.fed.all:
         module = result.personal(client)
         assert not module.training
-        assert module(torch.zeros(2, FEATURES)).shape == (2, CLASSES)
+        x, _ = here().few(np.arange(2))
+        assert module(x if isinstance(x, Mapping) else torch.from_numpy(x)).shape == (2, *here().outputs)
     assert 0 <= result.accuracy.micro <= 100
     json.dumps(result.to_dict()["failed"])
 

@@ -142,7 +142,7 @@ def join(
     like = trained.samples
     kind: Any = like.targets
     categories = tuple(c.name for c in like.table if c.categories)
-    how = Reading(label, None, categories, like.vocabulary, kind)
+    how = Reading(label, None, categories, like.vocabulary, kind, texts=like.texts)
     if data is not None:
         brought = _from_files(Path(data).expanduser(), how)
     else:
