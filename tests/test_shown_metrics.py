@@ -245,6 +245,7 @@ def test_the_page_says_the_metric_and_what_tells_runs_apart(home: Path) -> None:
         ({"false_negative": 1.0, "false_positive": 0.0}, 6, "found 0 of 6 attackers, 0 of 14 benign wrongly"),
         ({"false_negative": 1 / 3, "false_positive": 0.5}, 6, "found 4 of 6 attackers, 7 of 14 benign wrongly"),
         ({"false_negative": 0.5, "false_positive": None}, 6, "found 3 of 6 attackers"),
+        ({"false_negative": math.nan, "false_positive": 0.5}, 0, "took 50.00 % of the benign for attackers"),
         (
             {"false_negative": 0.25, "false_positive": 0.1},
             0,

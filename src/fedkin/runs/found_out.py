@@ -16,7 +16,8 @@ def found_out(rates: Mapping[str, Any], malicious: int, benign: int) -> str:
     if 0 <= missed <= 1:
         said.append(f"found {_part(1 - missed, malicious)} attackers")
     if 0 <= wrongly <= 1:
-        said.append(f"{'' if said else 'found '}{_part(wrongly, benign if malicious else 0)} benign wrongly")
+        spared = f"{_part(wrongly, benign if malicious else 0)} benign"
+        said.append(f"{spared} wrongly" if said else f"took {spared} for attackers")
     return ", ".join(said)
 
 
