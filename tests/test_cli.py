@@ -277,8 +277,34 @@ def test_compare_prints_lines_and_a_table() -> None:
     outcome = call("compare", "fedavg", "local", *TINY, "--seeds", "0,7")
     assert outcome.exit_code == 0
     assert "local seed 7  round 2/2" in outcome.stderr
+    assert sum("  round " in line for line in outcome.stderr.splitlines()) == 4, "a line a run, not a round"
+    assert [line.split()[:3] for line in outcome.stdout.splitlines()[-2:]] == [
+        ["next:", "fedkin", "report"],
+        ["next:", "fedkin", "web"],
+    ]
     for word in ("method", "macro", "micro", "worst decile", "best round", "sent", "received", "±", "2 seeds"):
         assert word in outcome.stdout
+
+
+def test_a_title_is_as_wide_as_the_screen_and_not_as_its_table() -> None:
+    from fedkin.cli.console import table
+
+    made, to = table("a title that is much wider than its table", "a"), Console(file=io.StringIO(), width=60)
+    made.add_row("1")
+    to.print(made)
+    assert to.file.getvalue().splitlines()[0] == "a title that is much wider than its table"  # type: ignore[attr-defined]
+
+
+def test_show_says_what_was_asked_for_first() -> None:
+    run = answer("run", "fedavg", *TINY, "--lr", "0.02")["run"]
+    shown = call("show", Path(run).name, "--runs-dir", str(Path(run).parent)).stdout
+    first = next(line for line in shown.splitlines() if line.startswith("settings"))
+    assert first.split("asked for:")[1].split()[0].startswith("clients=")
+    assert "lr=0.02" in first
+    assert "batch=10" not in first
+    assert "batch=10" in shown
+    assert "severity=" not in shown
+    assert "malicious=" not in shown
 
 
 def test_compare_takes_settings_from_a_file(tmp_path: Path) -> None:

@@ -417,6 +417,7 @@ def test_filters_sorting_and_paging(runs: Path, web: TestClient) -> None:
     assert names(method="fedavg", attack="ipm") == []
     assert names(text="ditto none") == ["3"]
     assert names(sort="macro") == ["1", "3", "0", "2"]  # unknown last, whichever way
+    assert names(sort="accuracy") == names(sort="macro")
     assert names(sort="macro", order="up") == ["0", "3", "1", "2"]
     assert names(offset=1, limit=2) == ["2", "1"]
     page = web.get("/api/runs", params={"method": "fedavg", "limit": 1}).json()

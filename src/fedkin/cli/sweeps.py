@@ -159,8 +159,8 @@ def _next(found: Any, runs_dir: str | None) -> list[str]:
     where = f" --runs-dir {shlex.quote(runs_dir)}" if runs_dir is not None else ""
     which = " ".join(map(shlex.quote, runs)) if len(runs) <= NAMED else "all"
     return [
-        f"[dim]next:[/] fedkin report {escape(which + where)}  [dim](figures)[/]   fedkin web{escape(where)}  "
-        "[dim](all runs in the browser)[/]"
+        f"[dim]next:[/] fedkin report {escape(which + where)}  [dim](figures)[/]\n"
+        f"[dim]next:[/] fedkin web{escape(where)}  [dim](all runs in the browser)[/]"
     ]
 
 
@@ -221,7 +221,7 @@ def show(
         out = screen()
         out.print(summary_table(found))
         for sentence in closing(found) if closing and found.signal is None else []:
-            out.print(sentence if sentence.startswith("  ") else f"\n{sentence}")
+            out.print(sentence if sentence.startswith("  ") else f"\n{sentence}", soft_wrap="[dim]next:[/]" in sentence)
     if found.signal is not None:
         left = sum(c.state in ("interrupted", "waiting") for c in found.cells)
         name = "Ctrl-C" if found.signal == 2 else "SIGTERM"
