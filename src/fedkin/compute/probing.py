@@ -13,7 +13,7 @@ from fedkin.compute.calls import Drawn
 from fedkin.compute.carried import Generators, kept, refuse_carried, refuse_change
 from fedkin.compute.forward import Unsupported
 from fedkin.compute.layout import Layout
-from fedkin.compute.vmapped import Copy, Probed, Vmapped
+from fedkin.compute.vmapped import Copy, Probed, Vmapped, aliases
 from fedkin.errors import UsageError
 
 
@@ -32,11 +32,12 @@ def look_at(plain: Vmapped, layout: Layout, row: Tensor, example: Tensor) -> Dra
             _refuse_noise(plain.name, generators, "evaluation")
             buffers = [s.name for s in layout.slots if s.kind == "buffer"]
             refuse_change(plain.name, buffers, layout.tensors(row[0]), first.after)
-            start = kept(used.module, set(first.after))
+            own = {*first.after, *(n for n, one in aliases(used.module).items() if one in first.after)}
+            start = kept(used.module, own)
             few, many = seen(used, fewer), seen(plain.fresh(), more)
             _refuse_noise(plain.name, generators, "training")
             later, fresh = seen(used, others, key=2), seen(unused, others, key=2)
-            behind, alone = (kept(m.module, set(first.after)) for m in (used, unused))
+            behind, alone = (kept(m.module, own) for m in (used, unused))
             refuse_carried(used.module, plain.name, behind, alone, start)
             again = seen(used, fewer, train=False)
     except (RuntimeError, Unsupported) as error:
