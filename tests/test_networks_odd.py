@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -126,6 +127,47 @@ class Replaced(Average):
         return h / self.mean
 
 
+class Later(Average):
+    """The old value is used before a new one takes its place."""
+
+    def body(self, x: Tensor) -> Tensor:
+        h = self.trunk(x)
+        y = h / self.mean
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().abs().mean()
+        return y
+
+
+class Data(Average):
+    """The same by `.data`."""
+
+    def body(self, x: Tensor) -> Tensor:
+        h = self.trunk(x)
+        if self.training:
+            self.mean.data = 0.9 * self.mean + 0.1 * h.detach().abs().mean()
+        return h / self.mean
+
+
+class Clock(Average):
+    """A buffer that moves on whatever the batch holds; rows go together all the same."""
+
+    def body(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.mul_(0.9)
+        return self.trunk(x) * self.mean
+
+
+class Bounded(Two):
+    """An embedding that shortens its vectors as they are looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4, 8, max_norm=1.0)
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.trunk(x) + self.words((x.abs().long() % 4)[:, 0])
+
+
 class FourAxes(Two):
     """A buffer that lies otherwise in memory than a network of one channel has it."""
 
@@ -151,12 +193,30 @@ class Counted(Two):
         return self.trunk(x) + self.words((x.abs().long() % 4)[:, 0])
 
 
-@pytest.mark.parametrize("kind", [Without, Reversal, Detached, Hooked, Asleep, Average, Replaced, FourAxes, Counted])
+BESIDES = [
+    Without,
+    Reversal,
+    Detached,
+    Hooked,
+    Asleep,
+    Average,
+    Replaced,
+    Later,
+    Data,
+    Clock,
+    Bounded,
+    FourAxes,
+    Counted,
+]
+
+
+@pytest.mark.parametrize("kind", BESIDES)
 @pytest.mark.parametrize("way", ["each", "threads", "batched"])
 def test_what_a_forward_pass_does_besides_is_done_as_in_the_plain_loop(kind: type[Two], way: str) -> None:
     torch.manual_seed(1)
     bench = Bench(kind(), X, Y, (9, 7, 5), classes=3, opt=SGD(0.1), way=way)
     starts = bench.starts()
+    assert bench.site.forward.together or kind not in (Without, Clock)
     if way == "batched" and not bench.site.forward.together:
         with pytest.raises(UsageError, match="cannot run this network"):
             bench.cohort().fit(starts)
@@ -278,12 +338,12 @@ def test_a_network_with_a_mask_of_infinities_trains_as_in_the_plain_loop(way: st
 class Momentum(Two):
     def __init__(self) -> None:
         super().__init__()
-        self.slow = nn.Linear(6, 8).requires_grad_(False)
+        self.slow = copy.deepcopy(self.trunk).requires_grad_(False)
 
     def body(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             if self.training:
-                self.slow.weight.mul_(0.9).add_(self.trunk.weight, alpha=0.1)
+                self.slow.weight.mul_(0.999).add_(self.trunk.weight, alpha=0.001)
         return self.trunk(x) + self.slow(x)
 
 

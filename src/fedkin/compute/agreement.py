@@ -41,13 +41,14 @@ def differs(form: Forward, plain: Forward, layout: Layout, row: Tensor, example:
 
 
 _GRADIENTS = "the gradient"
+AT_REST = "changes where a row has no samples left"
 
 
 def _results(
     form: Forward, plain: Forward, layout: Layout, row: Tensor, example: Tensor, train: bool, seed: int
 ) -> str:
     rests = train and any(s.kind == "buffer" for s in layout.slots)
-    rows = _beside(layout, row, seed)[: RESTS + rests]
+    rows = beside(layout, row, seed)[: RESTS + rests]
     x = example[torch.arange(len(rows) * SAMPLES) % len(example)]
     counts = torch.tensor([COUNTED, COUNTED, 0][: len(rows)])
     valid = torch.arange(SAMPLES) < counts.unsqueeze(1)
@@ -71,7 +72,7 @@ def _results(
                 return f"{_GRADIENTS} of {name!r} {mode} is not what it is for one row"
     before = layout.tensors(rows)
     moved = [n for n, t in mine.tensors.items() if rests and not close(t[RESTS], before[n][RESTS], 1e-5)]
-    return f"{moved[0]!r} changes where a row has no samples left" if moved else ""
+    return f"{moved[0]!r} {AT_REST}" if moved else ""
 
 
 def _said(form: Forward, layout: Layout, rows: Tensor, x: Tensor, context: Context, valid: Tensor | None) -> _Said:
@@ -96,8 +97,8 @@ def _said(form: Forward, layout: Layout, rows: Tensor, x: Tensor, context: Conte
     return _Said(Out(out.features.detach(), out.logits.detach()), gradients, after)
 
 
-def _beside(layout: Layout, row: Tensor, seed: int) -> Tensor:
-    """Rows near this one, signs as they are. What is zero, or tiny, moves by as much as a layer's first weights do."""
+def beside(layout: Layout, row: Tensor, seed: int = 0) -> Tensor:
+    """Three rows near this one, signs as they are. What is zero or tiny moves by as much as a layer's first weights."""
     generator = torch.Generator().manual_seed(seed)
     rows = row * (1 + 0.1 * torch.randn(RESTS + 1, layout.width, generator=generator))
     noise = torch.randn(rows.shape, generator=generator)
@@ -117,7 +118,7 @@ def _beside(layout: Layout, row: Tensor, seed: int) -> Tensor:
 
 def mixes_samples(plain: Forward, layout: Layout, row: Tensor, example: Tensor) -> bool:
     """Does what it gives a sample depend on the others of its batch?"""
-    rows = _beside(layout, row, 0)[:1]
+    rows = beside(layout, row)[:1]
     x = example[torch.arange(SAMPLES) % len(example)]
     with torch.no_grad():
         for train in (False, True):

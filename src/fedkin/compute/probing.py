@@ -8,17 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedkin.compute.agreement import close
+from fedkin.compute.agreement import beside, close
 from fedkin.compute.calls import Drawn
 from fedkin.compute.carried import Generators, kept, refuse_carried, refuse_change
 from fedkin.compute.forward import Unsupported
 from fedkin.compute.layout import Layout
-from fedkin.compute.vmapped import Copy, Probed, Vmapped
+from fedkin.compute.vmapped import Copy, Probed, Vmapped, aliases
 from fedkin.errors import UsageError
 
 
 def look_at(plain: Vmapped, layout: Layout, row: Tensor, example: Tensor) -> Drawn:
     """UsageError if rows cannot be trained as this network is; else its noise, which `plain` is told, too."""
+    row = beside(layout, row)[:1]  # a slow copy of a layer would not move while both are the same
     fewer, others, more = (example[torch.arange(at, at + n) % len(example)] for at, n in ((0, 3), (3, 3), (0, 4)))
 
     def seen(copy: Copy, x: Tensor, train: bool = True, key: int = 1) -> Probed:
@@ -29,12 +30,14 @@ def look_at(plain: Vmapped, layout: Layout, row: Tensor, example: Tensor) -> Dra
         with torch.no_grad(), Generators() as generators:
             first = seen(plain.fresh(), fewer, train=False)
             _refuse_noise(plain.name, generators, "evaluation")
-            refuse_change(plain.name, layout.tensors(row[0]), first.after)
-            start = kept(used.module, set(first.after))
+            buffers = [s.name for s in layout.slots if s.kind == "buffer"]
+            refuse_change(plain.name, buffers, layout.tensors(row[0]), first.after)
+            own = {*first.after, *(n for n, one in aliases(used.module).items() if one in first.after)}
+            start = kept(used.module, own)
             few, many = seen(used, fewer), seen(plain.fresh(), more)
             _refuse_noise(plain.name, generators, "training")
             later, fresh = seen(used, others, key=2), seen(unused, others, key=2)
-            behind, alone = (kept(m.module, set(first.after)) for m in (used, unused))
+            behind, alone = (kept(m.module, own) for m in (used, unused))
             refuse_carried(used.module, plain.name, behind, alone, start)
             again = seen(used, fewer, train=False)
     except (RuntimeError, Unsupported) as error:
@@ -51,6 +54,7 @@ def look_at(plain: Vmapped, layout: Layout, row: Tensor, example: Tensor) -> Dra
         other = many.drawn.shapes.get(call, shape)
         grown = [i for i, (a, b) in enumerate(zip(shape, other, strict=False)) if a != b]
         plain.drawn.axes[call] = grown[0] if grown else 0
+    plain.guards = few.replaced
     plain.has_dropout = bool(few.drawn.shapes)
     plain.has_batch_norm |= few.drawn.normed
     return few.drawn

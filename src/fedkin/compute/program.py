@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedkin.compute import kernels
-from fedkin.compute.agreement import differs, mixes_samples
+from fedkin.compute.agreement import AT_REST, differs, mixes_samples
 from fedkin.compute.calls import users_line
 from fedkin.compute.forward import Context, Forward, Out, Unsupported
 from fedkin.compute.layers import RULES, LaterBias
@@ -46,6 +46,9 @@ def trace(model: nn.Module, layout: Layout, example: Tensor) -> Forward:
         plain.no_program = _reason(error)
     try:
         plain.why_not = differs(plain, plain, layout, row, example)
+        if plain.why_not.endswith(AT_REST):
+            plain.guards = True
+            plain.why_not = differs(plain, plain, layout, row, example)
         plain.together = not plain.why_not
         if not plain.together and mixes_samples(plain, layout, row, example):
             plain.why_not = "it mixes the samples of a batch"

@@ -43,6 +43,7 @@ class Vmapped:
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
         self._attends = any(isinstance(m, ATTENTION) for m in model.modules())
         self.together, self.why_not = True, ""
+        self.guards = False  # statistics are put on copies: they move while a row rests, or are replaced
         self.no_program = ""  # why it is no program over rows
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, rows: int, context: Context) -> Out:
@@ -55,28 +56,44 @@ class Vmapped:
             self._borrowed(x.device) as network,
         ):
             if alone:
-                given = {k: v[0] for k, v in tensors.items()}
-                own = {k: usual_order(v) for k, v in given.items()}
+                own = {k: usual_order(v[0]) for k, v in tensors.items()}
+                if self.guards and context.train:
+                    own.update({k: own[k].clone() for k in self._statistics})
                 features, logits = self._run(network, own, x, context)
                 features, logits = features.unsqueeze(0), logits.unsqueeze(0)
+                if context.train:
+                    for name in self._statistics:
+                        place = tensors[name][0]
+                        if own[name].data_ptr() != place.data_ptr():  # a copy, or replaced (`self.mean = ...`)
+                            place.copy_(own[name])
             else:
 
                 def one(row: Tensor, own: dict[str, Tensor], batch: Tensor) -> tuple[Tensor, Tensor]:
                     return self._run(network, own, batch, context, row, rows)
 
                 wide = {k: usual_order(v) if v.dim() == 5 else v for k, v in tensors.items()}
+                if self.guards and context.train:
+                    wide.update({k: wide[k].clone() for k in self._statistics})
                 features, logits = vmap(one)(torch.arange(rows, device=x.device), wide, x.view(rows, -1, *x.shape[1:]))
-                given, own = dict(tensors), wide
-            if context.train:
-                for name in self._statistics:
-                    if own[name] is not given[name]:  # it was brought into another order first
-                        given[name].copy_(own[name])
+                if context.train:
+                    self._settle(tensors, wide, context.valid)
         return Out(features.float(), logits.float())
+
+    def _settle(self, given: Mapping[str, Tensor], now: Mapping[str, Tensor], valid: Tensor | None) -> None:
+        """Statistics go where they belong; those of rows at rest stay as they were."""
+        for name in self._statistics:
+            if now[name] is given[name]:
+                continue
+            found = now[name]
+            if self.guards and valid is not None:
+                rests = ~valid.any(1).view(-1, *[1] * (found.dim() - 1))
+                found = torch.where(rests, given[name], found)
+            given[name].copy_(found)
 
     def _run(
         self,
         network: Copy,
-        own: Mapping[str, Tensor],
+        own: dict[str, Tensor],
         x: Tensor,
         context: Context,
         row: Tensor | None = None,
@@ -94,7 +111,7 @@ class Vmapped:
                 logits = network.module(x)
         check_output(self._template, logits, len(x))
         if context.train:
-            network.write_back(own)
+            network.write_back(own, in_place=row is not None)
         features = network.caught[0] if network.caught else logits
         return features.flatten(1), logits
 
@@ -108,13 +125,15 @@ class Vmapped:
         context = Context(train, noise=torch.full((1,), key, dtype=torch.int64) if train else None)
         own = {k: usual_order(v[0]) for k, v in tensors.items()}
         network.bind(own)
+        before = {k: v.data_ptr() for k, v in own.items()}
         network.module.train(train)
         network.caught.clear()
         with Calls(self.name, context, drawn), plain_calls_only(self.name):
             logits: Any = network.module(usual_order(x))
         check_output(self._template, logits, len(x))
         network.write_back(own)
-        return Probed(drawn, logits.detach(), {k: t.detach() for k, t in own.items()})
+        replaced = any(own[k].data_ptr() != before[k] for k in self._statistics)
+        return Probed(drawn, logits.detach(), {k: t.detach() for k, t in own.items()}, replaced)
 
     @contextmanager
     def _borrowed(self, device: torch.device) -> Iterator[Copy]:
@@ -137,6 +156,7 @@ class Probed:
     drawn: Drawn
     logits: Tensor
     after: Mapping[str, Tensor]
+    replaced: bool  # is one of its statistics another tensor now?
 
 
 ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -171,22 +191,25 @@ class Copy:
         for layer in self._recurrent:
             layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
 
-    def write_back(self, own: Mapping[str, Tensor]) -> None:
-        """Buffers that the network replaced (`self.mean = ...`) go to their row, as those written in place did."""
+    def write_back(self, own: dict[str, Tensor], in_place: bool = False) -> None:
+        """Buffers that the network replaced (`self.mean = ...`) become the row's, as those written in place are."""
         for held, leaf, name in self._statistics:
             if held[leaf] is not own[name]:
-                _written(own[name], held[leaf], name)
+                value = _fitting(own[name], held[leaf], name)
+                if in_place:
+                    own[name].copy_(value)
+                else:
+                    own[name] = value
 
 
-def _written(place: Tensor, value: object, name: str) -> None:
+def _fitting(place: Tensor, value: object, name: str) -> Tensor:
     if not isinstance(value, Tensor) or value.shape != place.shape:
         found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise UsageError(
             f"the network replaces its buffer {name!r} of shape {list(place.shape)} by {found}: a client's buffers "
             "keep their shapes; make it as large as it has to be, or keep it as an attribute that depends on no samples"
         )
-    with torch.no_grad():
-        place.copy_(value)
+    return value.detach()
 
 
 @contextmanager
