@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -108,16 +109,23 @@ def test_every_setting_says_what_it_is_about() -> None:
     assert {d.name: d.group for d in describe(Config) if d.group not in GROUPS} == {"options": ""}
 
 
+def flags_of(line: str) -> list[str]:
+    """The flags that a line of help begins with; a setting may have two."""
+    found = re.match(r"│ +(--[-a-z,]+)", line)
+    return [] if found is None else found[1].split(",")
+
+
 def test_help_has_a_group_after_the_other() -> None:
     text = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "160"}).stdout
     places = [text.index(f"─ {group} ─") for group in GROUPS]
     assert places == sorted(places)
     of = {d.name: d.group for d in describe(Config)}
     for place, group in zip(places, GROUPS, strict=True):
-        panel = text[place : text.index("╰", place)].replace(",--", " --")  # a setting may have two flags
+        panel = text[place : text.index("╰", place)]
+        shown = {flag for line in panel.splitlines() for flag in flags_of(line)}
         for field in fields(Config):
             if field.name not in NOT_FLAGS:
-                assert (f" --{field.name.replace('_', '-')} " in panel) == (of[field.name] == group), field.name
+                assert (f"--{field.name.replace('_', '-')}" in shown) == (of[field.name] == group), field.name
 
 
 def test_the_settings_of_a_split_are_those_that_the_split_takes() -> None:

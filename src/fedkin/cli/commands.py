@@ -387,7 +387,20 @@ def main() -> None:
     app()
 
 
-TOPICS = ("runs", "arrivals", "sweeps", "tune", "reports", "web", "scaffold", "reproduce", "deploy", "site", "doctor")
+TOPICS = (
+    "runs",
+    "differences",
+    "arrivals",
+    "sweeps",
+    "tune",
+    "reports",
+    "web",
+    "scaffold",
+    "reproduce",
+    "deploy",
+    "site",
+    "doctor",
+)
 """Modules beside this one with more commands: importing one registers them."""
 
 for _topic in TOPICS:

@@ -1,11 +1,15 @@
-"""In what two runs differ, as people read it: a row for each setting and each number, rounds counted from 1."""
+"""`fedkin diff`: in what two runs differ, a row for each setting and each number, rounds counted from 1."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedkin.cli.application import RUNS, Json, RunsDir, command
+from fedkin.cli.console import print_json, safe, screen, table
+from fedkin.cli.runs import Run
 from fedkin.rounds.words import seconds, size
+from fedkin.runs.catalogue import Catalogue, diff
 from fedkin.runs.folder import RunInfo, number
 from fedkin.runs.found_out import found_out
 
@@ -13,6 +17,25 @@ ABSENT = "–"
 MOST_CLIENTS = 20  # of one round, by name
 LONGEST = 200  # characters of a value
 Values = tuple[Any, Any]
+
+
+@command("diff", "fedkin diff fedavg-20261115-171502-a3f9 fedcap-20261115-171730-11c0", RUNS)
+def diff_runs(a: Run, b: Run, runs_dir: RunsDir = None, json: Json = False) -> None:
+    """Show in what two runs differ: settings, environment, result. With --json rounds count from 0, as in show."""
+    catalogue = Catalogue(runs_dir)
+    one, two = catalogue.locate(a).info, catalogue.locate(b).info
+    found = diff(one, two)
+    if json:
+        return print_json({"a": one.id, "b": two.id, **found})
+    out = screen()
+    for part, rows in readable(found, one, two).items():
+        if not rows:
+            out.print(f"[dim]{part}: the same[/]")
+            continue
+        made = table(None, part, safe(one.id), safe(two.id))
+        for row in rows:
+            made.add_row(*map(safe, row))
+        out.print(made)
 
 
 def readable(found: Mapping[str, Mapping[str, Values]], one: RunInfo, two: RunInfo) -> dict[str, list[list[str]]]:

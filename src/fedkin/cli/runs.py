@@ -12,7 +12,6 @@ import typer
 
 from fedkin.cli.application import RUNS, TRAIN, Json, RunsDir, command
 from fedkin.cli.console import messages, percent, print_json, safe, scores, screen, spent, table
-from fedkin.cli.differences import readable
 from fedkin.cli.extras import Plugins, SinkFlags, sinks_of, use_plugins
 from fedkin.cli.names import run_names
 from fedkin.cli.waiting import load
@@ -21,7 +20,7 @@ from fedkin.core import notes
 from fedkin.errors import DataError, unknown
 from fedkin.options import describe, said
 from fedkin.rounds.words import seconds, size
-from fedkin.runs.catalogue import Broken, Catalogue, diff
+from fedkin.runs.catalogue import Broken, Catalogue
 from fedkin.runs.folder import MAX_JSON, SITES, STATUSES, RunFolder, RunInfo, number
 from fedkin.runs.reading import read_bytes
 from fedkin.sweep.groups import told_apart
@@ -394,25 +393,6 @@ def _clients(folder: RunFolder) -> Any:
     more = [f"{len(each) - MOST_CLIENTS} more: --json"] if len(each) > MOST_CLIENTS else []
     made.caption = "; ".join([*(["* malicious"] if bad else []), *more]) or None
     return made
-
-
-@command("diff", "fedkin diff fedavg-20261115-171502-a3f9 fedcap-20261115-171730-11c0", RUNS)
-def diff_runs(a: Run, b: Run, runs_dir: RunsDir = None, json: Json = False) -> None:
-    """Show in what two runs differ: settings, environment, result. With --json rounds count from 0, as in show."""
-    catalogue = Catalogue(runs_dir)
-    one, two = catalogue.locate(a).info, catalogue.locate(b).info
-    found = diff(one, two)
-    if json:
-        return print_json({"a": one.id, "b": two.id, **found})
-    out = screen()
-    for part, rows in readable(found, one, two).items():
-        if not rows:
-            out.print(f"[dim]{part}: the same[/]")
-            continue
-        made = table(None, part, safe(one.id), safe(two.id))
-        for row in rows:
-            made.add_row(*map(safe, row))
-        out.print(made)
 
 
 @command(
