@@ -135,7 +135,7 @@ def compared(results: list[fk.Result]) -> None:
 def shakespeare() -> None:
     """The twenty roles that say the most, 100 windows of each: small enough for a CPU."""
     data = {"data": "shakespeare", "partition": "natural", "clients": 20, "samples_per_client": 100}
-    how = {"model": "char-lstm-small", "rounds": 12, "epochs": 1, "batch": 10, "lr": 3.0, "device": "cpu"}
+    how = {"model": "char-lstm-small", "rounds": 12, "epochs": 1, "batch": 10, "lr": 1.0, "device": "cpu"}
     results, _ = fk.compare(["fedavg", "fedper", "ditto"], seeds=2, eval_every=12, **data, **how)
     compared(results)
 
