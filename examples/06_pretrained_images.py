@@ -95,14 +95,14 @@ def pretrained() -> nn.Module:
 
 
 trunk = pretrained()
-digits = fk.data.load("digits")  # 8 x 8 grey pixels; any images will do
+digits = fk.load_data("digits")  # 8 x 8 grey pixels; any images will do
 pixels = torch.from_numpy(digits.x).float().div(127.5).sub(1)
 with torch.no_grad():
     images = F.interpolate(pixels, size=64, mode="bilinear").expand(-1, 3, -1, -1)
     features = torch.cat([trunk(part) for part in images.split(100)]).numpy()
 
 # 100 clients, each with a few digits of its own: who has which is dealt as for any data set
-split = fk.data.make_split(digits, 100, "pathological:2")
+split = fk.make_split(digits, 100, "pathological:2")
 clients = {
     name: (features[train], digits.y[train], features[test], digits.y[test])
     for name, train, test in zip(split.names, split.train, split.test, strict=True)

@@ -41,13 +41,13 @@ def each_client(result: fk.Result, metric: str) -> list[float]:
     return [client.metrics.get(metric, client.accuracy) for client in result.per_client]
 
 
-def pooled(data, split: fk.data.Split, metric: str, **settings) -> list[float]:
+def pooled(data, split: fk.Split, metric: str, **settings) -> list[float]:
     """One model for all samples together, on each client's test samples."""
     everything = np.concatenate(split.train)
     scores = []
     for rows in split.test:
         none = (np.zeros(0, np.int64),)
-        one = fk.data.Split((everything,), none, (rows,), ("all",))
+        one = fk.Split((everything,), none, (rows,), ("all",))
         scores += each_client(fk.run("local", data=(data, one), rounds=1, **settings), metric)
     return scores
 
@@ -69,10 +69,10 @@ def heart() -> None:
     """FLamby's Fed-Heart-Disease: logistic regression with one output, so one label that is there or not."""
 
     def as_label(name: str):
-        data = fk.data.load(name)
+        data = fk.load_data(name)
         y = data.y[:, None].astype(np.float32)
         data = replace(data, y=y, targets="labels", classes=1, class_names=())
-        return data, fk.data.make_split(data, None, "natural")
+        return data, fk.make_split(data, None, "natural")
 
     data, split = as_label("heart")
     scaled_together, _ = as_label("heart-pooled")
@@ -107,8 +107,8 @@ def heart() -> None:
 
 def tcga() -> None:
     """FLamby's Fed-TCGA-BRCA: Cox's linear model, concordance."""
-    data = fk.data.load("tcga-brca")
-    split = fk.data.make_split(data, None, "natural")
+    data = fk.load_data("tcga-brca")
+    split = fk.make_split(data, None, "natural")
     usual = {"batch": 8, "device": "cpu"}
     adam = {**usual, "optimiser": "adam", "lr": 0.1, "epochs": 30}
     own = {"data": (data, split), **usual, "lr": 0.1}
@@ -166,10 +166,10 @@ def agnews(seeds: int = 2, texts: int = 100, length: int = 32, below: int = 4) -
     with open(Path(os.environ["FEDKIN_DATA"], "ag_news_csv", "test.csv"), encoding="utf-8", newline="") as file:
         rows = [(" ".join(row[1:]), int(row[0]) - 1) for row in csv.reader(file)]
     labels = np.array([label for _, label in rows])
-    data = fk.data.Dataset("ag news", np.zeros((len(rows), 1), np.float32), labels, 4)
+    data = fk.Dataset("ag news", np.zeros((len(rows), 1), np.float32), labels, 4)
     results = []
     for seed in range(seeds):
-        split = fk.data.make_split(data, 20, "dirichlet:0.3", seed, samples_per_client=texts)
+        split = fk.make_split(data, 20, "dirichlet:0.3", seed, samples_per_client=texts)
         clients = {}
         for name, train, test in zip(split.names, split.train, split.test, strict=True):
             clients[name] = [

@@ -10,6 +10,7 @@ import pytest
 
 from fedkin.deploy.joining import TRAVELS
 from fedkin.methods import METHODS
+from fedkin.models import MODELS
 from fedkin.tasks import TASKS
 
 DOCS = sorted((Path(__file__).parent.parent / "docs").glob("*.md"))
@@ -18,7 +19,7 @@ DOCS = sorted((Path(__file__).parent.parent / "docs").glob("*.md"))
 @pytest.fixture(autouse=True)
 def _forget_the_examples() -> Iterator[None]:
     """What a page registers must not be there for the next test."""
-    kept = [(registry, dict(registry)) for registry in (METHODS, TASKS)]
+    kept = [(registry, dict(registry)) for registry in (METHODS, TASKS, MODELS)]
     yield
     for registry, before in kept:
         registry._entries.clear()  # type: ignore[attr-defined]

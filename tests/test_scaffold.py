@@ -55,7 +55,7 @@ def test_what_is_written_passes_its_own_test_and_can_be_used(tmp_path: Path) -> 
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "26 passed" in done.stdout
+    assert "27 passed" in done.stdout
     files = [w for kind in KINDS for w in ("--plugin", str(tmp_path / "own" / f"my_{kind}.py"))]
     small = ["--rounds", "1", "--epochs", "1", "--clients", "5", "--way", "each", "--samples-per-client", "20"]
     used = call("run", "my-method", "--attack", "my-attack:strength=2", "--rule", "my-rule", *small, "--json", *files)

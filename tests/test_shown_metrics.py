@@ -25,7 +25,8 @@ from fedkin.report.figures import Figure, LeftOut, said
 from fedkin.report.gather import RunData
 from fedkin.report.one_run import figure
 from fedkin.report.page import write_report
-from fedkin.report.tables import comma_separated, latex, markdown, paired_sheet, sheet
+from fedkin.report.tables import paired_sheet, sheet
+from fedkin.report.written import comma_separated, latex, markdown
 from fedkin.rounds import Accuracy, ClientRecord
 from fedkin.runs.catalogue import Catalogue
 from fedkin.runs.folder import RunFolder

@@ -198,7 +198,7 @@ def test_wrong_weights(file: Path, tensors: Any, match: str) -> None:
     [
         ({"format": 2}, "format 2, this FedKin reads 1"),
         ({"format": None}, "format None"),
-        ({"model": "os.system"}, "is not in FedKin's list"),
+        ({"model": "os.system"}, "is not known here"),
         ({"model": 5}, "damaged"),
         ({"model": "fasttext"}, "does not make a network"),
         ({"shape": [1_000_000, 1_000_000]}, "the network wants"),
@@ -405,7 +405,7 @@ def test_command(tmp_path: Path) -> None:
     assert sum(float(rows[0][f"p({name})"]) for name in digits.class_names) == pytest.approx(1, abs=1e-4)
     assert "accuracy" in fedkin(str(tmp_path / "new.npz")).output
     np.savez(tmp_path / "wrong.npz", x=x[:, :, :4])
-    assert "the data are uint8 of shape (1, 4, 8)" in fedkin(str(tmp_path / "wrong.npz"), code=1).output
+    assert "the data are uint8 of shape (1, 4, 8)" in fedkin(str(tmp_path / "wrong.npz"), code=2).output
     assert "no such data file" in fedkin(str(tmp_path / "missing.npz"), code=2).output
 
 

@@ -107,10 +107,12 @@ class OwnClients:
             class_names,
             user=np.repeat(np.arange(len(parts)), sizes),
             vocabulary=self.vocabulary,
-            note=next((part.note for part in parts if part.note), ""),
-            parts=self.parts[0].parts,
-            targets=self.targets,
-            **self.of_texts(),
+            **{
+                "note": next((part.note for part in parts if part.note), ""),
+                "parts": self.parts[0].parts,
+                "targets": self.targets,
+                **self.of_texts(),
+            },
         )
         labels = dataset.strata
         factors = skewed(len(parts), quantity_skew, np.random.Generator(np.random.PCG64([seed, len(parts), 1])))

@@ -366,8 +366,8 @@ def figure_of(name: str, groups: Sequence[Group], column: str = "macro") -> Figu
             return FIGURES[name].build(runs[0])
         return several(groups, column) if several in (per_round, per_megabyte) else several(groups)
 
-    first, *others = metrics_of(groups)
-    return attempt(name, (ShownMetric() if others else first).put(title), build)
+    found = metrics_of(groups)
+    return attempt(name, (found[0] if len(found) == 1 else ShownMetric()).put(title), build)
 
 
 def _losses(groups: Sequence[Group]) -> Figure:
