@@ -18,7 +18,6 @@ from fedkin.compute.layout import Layout
 from fedkin.compute.vmapped import Copy, Probed, Vmapped, aliases
 from fedkin.errors import UsageError
 
-
 LOOKS = 3  # another thread of the process may have drawn from a generator meanwhile, but not every time
 
 
