@@ -235,6 +235,14 @@ def test_python_compares_at_one_point() -> None:
     assert [r["eval_point"] for r in own] == ["received", "after_local"]
 
 
+def test_a_run_that_was_found_is_in_the_row_of_its_method(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"rounds": 1, "clients": 5, "epochs": 1, "way": "each", "runs_dir": str(tmp_path)}
+    fk.run("fedavg", **settings)  # at its own evaluation point, which is the one of the comparison
+    (row,) = fk.compare(["fedavg"], seeds=2, **settings)[1]
+    assert row["seeds"] == [0, 1]
+    assert len(Catalogue(tmp_path).runs()) == 2
+
+
 def test_a_diverged_cell_is_marked_everywhere_and_is_exit_1(tmp_path: Path) -> None:
     paths = [str(tmp_path / f"t.{kind}") for kind in ("md", "tex", "csv")]
     files = [w for pair in zip(("--markdown", "--latex", "--csv"), paths, strict=True) for w in pair]

@@ -236,7 +236,8 @@ def compare(
         results.append(result)
         if cell.state == "done":
             _warn(result)
-    groups = groups_of((o.config, o) for o in map(Outcome.of, results))
+    outcomes = [Outcome.of(result, cell.config) for result, cell in zip(results, sweep.cells, strict=True)]
+    groups = groups_of((o.config, o) for o in outcomes)
     return Comparison(results, Table(selected(groups, select, metric) if select else groups, baseline, metric))
 
 
