@@ -25,8 +25,8 @@ class Dataset:
     ``x`` are the samples, ``y`` their labels: numbers of ``classes`` called ``class_names``. ``user`` says whose a
     sample is (``users`` names them), ``official_test`` which are for testing; ``mean``, ``std``, ``vocabulary``,
     ``parts`` and ``targets`` what samples and labels are, ``columns``, ``preparations`` and ``prepared`` how a table
-    became them, ``texts`` how texts did, ``model`` which network suits them, and ``note`` what to know of them. `name` is
-    the set's.
+    became them, ``texts`` how texts did, ``model`` which network suits them, and ``note`` what to know of them. `name`
+    is the set's.
 
     Pixels stay uint8 because the whole set then fits on one device; a network sees ``(x / 255 - mean) / std``.
     Float data are used as they are. Equality is identity: comparing gigabytes by accident helps nobody.

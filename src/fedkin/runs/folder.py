@@ -194,6 +194,13 @@ class RunInfo:
         return self.status == "finished" and (self.result or {}).get("stopped") is not None
 
     @property
+    def cut_short(self) -> bool:
+        """Whether a listener ended it, of which its settings say nothing; before that was written down, patience may
+        have where there was one."""
+        told = self.raw.get("halted")
+        return self.halted and (told if isinstance(told, bool) else self.config.get("patience") is None)
+
+    @property
     def seed(self) -> int:
         return _int(self.config.get("seed"))
 
