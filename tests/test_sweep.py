@@ -235,6 +235,15 @@ def test_python_compares_at_one_point() -> None:
     assert [r["eval_point"] for r in own] == ["received", "after_local"]
 
 
+def test_from_python_seeds_begin_with_the_seed() -> None:
+    settings: dict[str, Any] = {"rounds": 1, "clients": 5, "epochs": 1, "way": "each"}
+    (row,) = fk.compare(["fedavg"], seed=7, seeds=2, **settings)[1]
+    assert row["seeds"] == [7, 8]
+    for ask in (lambda **how: fk.compare(["fedavg"], **how), lambda **how: fk.tune("fedavg", **how)):
+        with pytest.raises(UsageError, match=r"seed=7 beside seeds=\[1, 2\]"):
+            ask(seed=7, seeds=[1, 2], **settings)
+
+
 def test_a_run_that_was_found_is_in_the_row_of_its_method(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rounds": 1, "clients": 5, "epochs": 1, "way": "each", "runs_dir": str(tmp_path)}
     fk.run("fedavg", **settings)  # at its own evaluation point, which is the one of the comparison

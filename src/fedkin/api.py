@@ -9,7 +9,7 @@ from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkin.config import SAME_POINT, Config
+from fedkin.config import SAME_POINT, Config, make_config
 from fedkin.data import (
     Brought,
     Dataset,
@@ -176,6 +176,8 @@ def compare(
     `results, table = fk.compare(...)`, the results, and one row for each method, attack, rule and cell. The table is a
     list of dictionaries that can be written out (`to_markdown`, `to_latex`, `to_csv`, `frame`) and drawn (`plot`).
 
+    `seeds`: so many, from `seed` on (0 unless it is given), or a list of them.
+
     `grid`: several values of settings and of methods' options, as in {"lr": [0.01, 0.1], "ditto.lam": [0.1, 1]}; an
     option without a method's name is that of all methods that have it, and so are `options`. `baseline`: a method that
     the others are tested against (Wilcoxon), by `metric` ("macro", "micro", "worst-decile", "best-macro", ...).
@@ -193,7 +195,7 @@ def compare(
 
     if isinstance(methods, str | type):
         raise UsageError(f"methods={methods!r}: a list of methods, for example ['fedavg', 'ditto']")
-    chosen = list(range(seeds) if isinstance(seeds, int) else seeds)
+    chosen = _seeds(seeds, settings)
     if not chosen or not len(methods):
         raise UsageError(f"methods={methods!r}, seeds={seeds!r}: at least one of each")
     if metric not in METRICS:
@@ -241,6 +243,17 @@ def compare(
     return Comparison(results, Table(selected(groups, select, metric) if select else groups, baseline, metric))
 
 
+def _seeds(seeds: int | Sequence[int], settings: dict[str, Any]) -> list[int]:
+    """So many from the `seed` of the settings on, which loses it, or those that are listed."""
+    first = settings.pop("seed", None)
+    if isinstance(seeds, int):
+        begin = make_config({} if first is None else {"seed": first}).seed
+        return list(range(begin, begin + seeds))
+    if first is not None:
+        raise UsageError(f"seed={first!r} beside seeds={list(seeds)}: give one of them; seeds=3 are three from seed on")
+    return list(seeds)
+
+
 def _methods(methods: Sequence[str | type[Method]]) -> dict[str, type[Method] | None]:
     """Methods by name, and the classes of those that are not registered."""
     found: dict[str, type[Method] | None] = {}
@@ -280,15 +293,16 @@ def tune(
     """Look for good settings of a method, by trials that are chosen on validation samples; needs Optuna.
 
     `search` says where, as in {"lr": "1e-3..1:log", "lam": (0.01, 10, "log"), "batch": [10, 20, 50]}; by default the
-    learning rate, and what the method declares. With several `seeds` a trial is a run for each, and the mean decides.
-    `prune`: end trials early that do worse than the median of those before. The other settings are those of `fk.run`;
-    a fifth of the training samples is set aside for validation unless `validation_share` says otherwise. With
-    `runs_dir` the trials leave folders, the same call goes on where one was stopped, and `jobs` and `devices` spread
-    them; not so where a method, a network or data are given as Python objects."""
+    learning rate, and what the method declares. With several `seeds` (so many from `seed` on, or a list) a trial is a
+    run for each, and the mean decides. `prune`: end trials early that do worse than the median of those before. The
+    other settings are those of `fk.run`; a fifth of the training samples is set aside for validation unless
+    `validation_share` says otherwise. With `runs_dir` the trials leave folders, the same call goes on where one was
+    stopped, and `jobs` and `devices` spread them; not so where a method, a network or data are given as Python
+    objects."""
     if trials < 1:
         raise UsageError(f"trials={trials}: must be at least 1")
     listener = settings.pop("on_event", None)
-    chosen = list(range(seeds) if isinstance(seeds, int) else seeds)
+    chosen = _seeds(seeds, settings)
     if not chosen:
         raise UsageError(f"seeds={seeds!r}: at least one")
     if "validation_share" not in settings and not isinstance(settings.get("data"), tuple):

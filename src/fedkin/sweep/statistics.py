@@ -122,8 +122,9 @@ class Outcome:
                 info.wall,
                 info.times,
                 info.diverged,
-                *(None if not v else _accuracy(v) for v in (found.get("validation"), best.get("validation"))),
-                None if (stopped := found.get("stopped")) is None else int(stopped),
+                _accuracy(found["validation"]) if found.get("validation") else None,
+                _accuracy(best["validation"]) if best.get("validation") else None,
+                None if found.get("stopped") is None else int(found["stopped"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"run {info.id!r} has no result that can be read ({error!r})") from None
