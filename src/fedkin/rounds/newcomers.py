@@ -20,7 +20,7 @@ from fedkin.core.cohort import Site
 from fedkin.core.federation import Engine, Federation, Measured
 from fedkin.core.schedules import parse_factors
 from fedkin.data import Dataset, OwnClients, Preparing
-from fedkin.data.clients import OwnClient, split_client
+from fedkin.data.clients import OwnClient, split_client, together
 from fedkin.data.dataset import Array, numbered
 from fedkin.data.encoding import aligned
 from fedkin.data.fitting import fit
@@ -274,9 +274,15 @@ def _fitting(trained: Trained, brought: OwnClients, part: OwnClient) -> tuple[Ar
         raise DataError(f"{where}: {error}") from None
     if like.targets != "classes":
         return x, part.y
-    y, foreign = numbered(part.y, like.names())
+    codes, _, words = together("classes", [part.y], named=brought.class_names)
+    y, foreign = numbered(np.array(words, dtype=str)[codes], like.names())
     if foreign:
         known = ", ".join(like.names()[:20]) + (", ..." if like.classes > 20 else "")
+        if part.y.dtype.kind in "iu" and not brought.class_names and not any(n.isdecimal() for n in like.names()):
+            raise DataError(
+                f"{where} has numbers as labels ({', '.join(words[:5])}{', ...' if len(words) > 5 else ''}), and the "
+                f"run's classes are called {known}: which number stands for which is not known; give the names"
+            )
         raise DataError(
             f"{where} has the class {foreign[0]!r}, which the run does not know (it knows {known}): its models cannot "
             "give it; leave these samples out, or train a run with them"
