@@ -235,6 +235,27 @@ def test_it_goes_on_where_it_was_and_adds_trials(tmp_path: Path) -> None:
     assert again.best == found.best
 
 
+def test_a_study_is_of_the_data_that_the_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "sites"
+    home.mkdir()
+    (home / "a.csv").write_text("x,label\n1,0\n2,1\n")
+
+    def store(**how: Any) -> Path | None:
+        return search(tmp_path / "runs", data=str(home), **how).store
+
+    first = store()
+    (home / "a.csv").touch()
+    assert store() == first
+    (home / "a.csv").write_text("x,label\n2,0\n1,1\n")
+    changed = store()
+    assert changed != first
+    (home / "b.csv").write_text("x,label\n2,0\n1,1\n")
+    assert store() not in (first, changed)
+    monkeypatch.setattr("fedkin.sweep.tuning.VERSION", "0.0.0")
+    (home / "b.csv").unlink()
+    assert store() != changed
+
+
 @pytest.mark.slow
 def test_two_processes_find_what_one_does_where_nothing_is_pruned(tmp_path: Path) -> None:
     one = tune(replace(search(tmp_path / "one", trials=2), prune=False))

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +30,7 @@ from fedkin.sweep.loaded import Data
 from fedkin.sweep.runner import Cell, Watcher, run_sweep
 from fedkin.sweep.search import Axis, chosen
 from fedkin.sweep.statistics import Outcome
+from fedkin.version import VERSION
 
 if TYPE_CHECKING:
     from fedkin.sweep.study import Proposal, Study, Told
@@ -131,15 +133,30 @@ class Search:
     prune: bool = True
     given: Mapping[str, Any] = field(default_factory=dict)  # as Python objects
 
-    @property
+    @cached_property
     def store(self) -> Path | None:
-        """The file of the study: the same for the same settings, space and seeds. None: the runs leave no folders, or
-        were given Python objects, of which nobody can tell whether they are the same."""
+        """The file of the study: the same for the same settings, space, seeds and data of one's own, by the same
+        version. None: the runs leave no folders, or were given Python objects, of which nobody can tell whether they
+        are the same."""
         if self.base.runs_dir is None or self.given:
             return None
-        what = [plugins.identity_of(self.base), [axis.words() for axis in self.space], list(self.seeds)]
+        axes = [axis.words() for axis in self.space]
+        what = [plugins.identity_of(self.base), axes, list(self.seeds), _contents(Path(self.base.data)), VERSION]
         digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
         return runs_folder(self.base.runs_dir) / f"tune-{self.base.method}-{digest[:12]}.jsonl"
+
+
+def _contents(path: Path) -> str:
+    """Of files of one's own, wherever they lie; nothing where the data have a name."""
+    if not path.exists():
+        return ""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file() and not file.name.startswith("."):
+            with file.open("rb") as content:
+                own = hashlib.file_digest(content, "sha256").hexdigest()
+            digest.update(f"{file.relative_to(path).as_posix()} {own}\n".encode())
+    return digest.hexdigest()
 
 
 def tune(
