@@ -288,6 +288,9 @@ def site(sign: float) -> tuple[Any, Any]:
         ),
         ({"grid": {"device": ["cpu"]}}, "does not change what comes out"),
         ({"grid": {"lam": [-1]}}, "lam"),
+        ({"grid": {"lam": [1]}, "options": {"lam": 5}}, "'lam' is given twice"),
+        ({"grid": {"ditto.lam": [1]}, "options": {"lam": 5}}, "'ditto.lam' is given twice"),
+        ({"grid": {"lam": [1]}, "options": {"ditto": {"lam": 5}}}, "'lam' is given twice"),
         ({"metric": "best"}, "unknown metric 'best'"),
     ],
 )

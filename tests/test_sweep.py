@@ -545,6 +545,8 @@ def test_tables_are_written(tmp_path: Path) -> None:
         (["--together", "0"], "--together"),
         (["--csv", "a", "--latex", "a"], "files of their own"),
         (["--grid", "lr"], "--grid lr=0.01,0.1"),
+        (["--grid", "lr=1,2", "--lr", "0.3"], "lr is given twice"),
+        (["--grid", "ditto.lam=1,2", "--set", "lam=5"], "ditto.lam is given twice"),
     ],
 )
 def test_wrong_flags_are_refused_before_anything_runs(words: list[str], says: str, tmp_path: Path) -> None:

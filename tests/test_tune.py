@@ -105,6 +105,15 @@ def test_what_cannot_be_searched_is_said(said: dict[str, Any], error: str) -> No
     assert error in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("fixed", "said", "error"),
+    [({"lr": 0.3}, "lr", r"search lr: it is given, too \(0.3\)"), ({"options": {"lam": 5}}, "ditto.lam", "given, too")],
+)
+def test_what_is_given_is_not_searched(fixed: dict[str, Any], said: str, error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        fk.tune("ditto", search={said: [0.1, 1]}, rounds=1, trials=1, **fixed)
+
+
 def test_what_would_change_nothing_is_not_searched() -> None:
     config = make_config({"method": "co-pfl", "options": {"lr": 0.001}})
     assert "lr" not in [a.name for a in space_of(config, METHODS["co-pfl"], {}, idle_of(config))]

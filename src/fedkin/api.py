@@ -42,7 +42,7 @@ from fedkin.runs.catalogue import Catalogue
 from fedkin.runs.origin import with_origin
 from fedkin.runs.sinks import Sink, make_sinks
 from fedkin.sweep.executor import Ended
-from fedkin.sweep.expand import axes_of, expand, idle_of
+from fedkin.sweep.expand import axes_of, expand, flat_options, idle_of
 from fedkin.sweep.groups import same_but_seed
 from fedkin.sweep.runner import Cell, Quiet, run_sweep
 from fedkin.sweep.search import space_of
@@ -203,7 +203,9 @@ def compare(
     common = common_of({"eval_point": SAME_POINT, **settings})
     named = _methods(methods)
     attacks, rules = ([v] if isinstance(v, str) else list(v) for v in (attack, rule))
-    axes = axes_of(grid or {}, {"seed", "method", "attack", "rule"}, {*settings, *common.objects})
+    fixed_options = {f"options.{name}" for name in flat_options(common.values["options"])}
+    by_itself = {*settings, *common.objects, *fixed_options}
+    axes = axes_of(grid or {}, {"seed", "method", "attack", "rule"}, by_itself)
     fixed = [name for name in READ_ONCE if name in axes and "data" in common.objects]
     if fixed:
         raise UsageError(

@@ -65,6 +65,10 @@ def space_of(
             raise UsageError(f"search {name}: would change nothing: {idle[key]}")
         if key in made:
             raise UsageError(f"search {name}: it is named twice")
+        fixed = {n.replace("-", "_"): v for n, v in base.options.items()}
+        if key in base.asked or key.removeprefix(OPTION) in (fixed if key.startswith(OPTION) else ()):
+            value = fixed[key.removeprefix(OPTION)] if key.startswith(OPTION) else getattr(base, key)
+            raise UsageError(f"search {name}: it is given, too ({value}); leave one of them out")
         made[key] = _axis(base, kind, key, field, name, where)
     return list(made.values())
 
