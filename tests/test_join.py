@@ -329,6 +329,15 @@ def test_classes_go_by_name_where_the_data_say_it() -> None:
     assert torch.equal(one._rows, other._rows)
 
 
+def test_who_else_comes_does_not_change_a_newcomers_split() -> None:
+    """The shared model is nobody's own, so that the accuracies are those of the test samples alone."""
+    job = finished(job_of("fedavg"))
+    late = {name: samples(31, seed) for seed, name in enumerate("bcd")}
+    before, now = arrived(job, late), arrived(job, {"a": samples(20, 9), **late})
+    assert [t for t in now.trials if t.client != "a"] == before.trials
+    assert torch.equal(arrived(job, {"b": late["b"]}).rows[0], before.rows[0])
+
+
 def test_too_few_samples_are_said() -> None:
     job = finished(job_of("fedper"))
     found = arrived(job, {"late": samples(8), "single": samples(1)}, counts=[5, 100])

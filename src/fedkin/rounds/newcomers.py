@@ -79,15 +79,14 @@ def arrive(trained: Trained, brought: OwnClients, counts: Sequence[int] = (), ep
     method = trained.method
     epochs = method.settle_epochs(trained.config.epochs) if epochs is None else epochs
     source = Source(dataset.x, dataset.y, trained.device, dataset.mean, dataset.std)
-    rows = list(enumerate(each, start=len(trained.names)))
 
-    def some(train: keys.I64, count: int, place: int) -> keys.I64:
+    def some(train: keys.I64, count: int) -> keys.I64:
         """So many of a client's training rows by lot, with more of them those and others."""
-        chosen = keys.permutation(keys.key(trained.config.seed, "newcomer", place), len(train))[:count]
-        return train[np.sort(chosen)]
+        lot = keys.key(trained.config.seed, "newcomer", len(trained.names))  # whoever else comes
+        return train[np.sort(keys.permutation(lot, len(train))[:count])]
 
     def settled(count: int | None) -> _Late:
-        few = [(train if count is None else some(train, count, place), test) for place, (train, test) in rows]
+        few = [(train if count is None else some(train, count), test) for train, test in each]
         return _Late(trained, dataset, source, names, few, epochs)
 
     everything = settled(None)
@@ -239,7 +238,8 @@ def _as_in_the_run(trained: Trained, brought: OwnClients) -> tuple[Dataset, list
         targets=like.targets,
     )
     each, begin = list[Rows](), 0
-    for place, (part, (x, _)) in enumerate(zip(brought.parts, parts, strict=True), start=len(trained.names)):
+    place = len(trained.names)  # of each, as if it came alone: who else comes changes nothing, here as with real sites
+    for part, (x, _) in zip(brought.parts, parts, strict=True):
         labels = dataset.strata[begin : begin + len(x)]
         train, _, test = split_client(labels, part.tests, place, config.seed, config.test_share, 0.0)
         each.append((begin + train, begin + test))
