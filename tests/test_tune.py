@@ -159,6 +159,21 @@ def test_what_is_proposed_follows_from_the_seed_and_from_what_was_found(tmp_path
     assert min(near[8:]) < 0.2
 
 
+def test_each_of_few_choices_is_proposed_once(tmp_path: Path) -> None:
+    few = [Axis("batch", values=(5, 10)), Axis("augment", values=(True, False)), Axis("epochs", 1, 3, whole=True)]
+    with study(tmp_path / "few.jsonl", few) as one:
+        for _ in range(10):
+            one.ask()
+    with study(tmp_path / "few.jsonl", few) as one:
+        for _ in range(2):
+            one.tell(one.ask().number, "failed", None, {})
+        assert one.untried() == []
+        asked = [p.values for p in one.begun()] + [t.values for t in one.ended()]
+    assert len({repr(sorted(values.items())) for values in asked}) == len(asked) == 2 * 2 * 3
+    with study(None) as many:
+        assert many.untried() is None
+
+
 def test_a_trial_below_the_median_is_to_end(tmp_path: Path) -> None:
     with study(tmp_path / "s.jsonl") as one:
         for _ in range(5):
@@ -263,6 +278,23 @@ def test_a_study_is_of_the_data_that_the_files_hold(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("fedkin.sweep.tuning.VERSION", "0.0.0")
     (home / "b.csv").unlink()
     assert store() != changed
+
+
+def test_when_all_has_been_tried_it_is_said(tmp_path: Path) -> None:
+    few = replace(search(tmp_path, trials=5), seeds=[0], space=[Axis("lr", values=(0.1, 0.2))])
+    found = tune(few)
+    assert sorted(t.settings["lr"] for t in found.trials) == [0.1, 0.2]
+    assert found.remarks == ["all 2 combinations have been tried"] == tune(few).remarks
+    assert tune(replace(few, trials=2)).remarks == []
+
+
+def test_a_trial_that_was_stopped_has_the_rounds_that_it_did() -> None:
+    def hear(event: Any) -> None:
+        if isinstance(event, RoundRecord):
+            raise fk.StopTraining
+
+    (trial,) = fk.tune("fedavg", trials=1, rounds=3, on_event=hear, **SMALL).trials
+    assert (trial.state, trial.rounds, trial.why) == ("done", 1, "stopped early: seed 0 after round 1")
 
 
 @pytest.mark.slow

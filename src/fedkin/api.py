@@ -219,7 +219,7 @@ def compare(
     check_way(select, [one.config for one in todo], all(brings_validation(one.objects.get("data")) for one in todo))
     _check_folder(todo[0].config)
     tracked = todo[0].config.runs_dir is not None
-    listener = on_event if on_event is None or max(jobs, len(devices)) <= 1 else _from_afar(on_event)
+    listener = _heard_here(on_event, jobs, devices)
     sweep = run_sweep(
         [cell.config for cell in todo],
         given=[cell.objects for cell in todo],
@@ -268,8 +268,10 @@ def _methods(methods: Sequence[str | type[Method]]) -> dict[str, type[Method] | 
     return found
 
 
-def _from_afar(listener: Listener) -> Listener:
-    """Of runs in other processes: what it asks for does not reach them."""
+def _heard_here(listener: Listener | None, jobs: int, devices: Sequence[str]) -> Listener | None:
+    """What a listener asks for does not reach runs in other processes."""
+    if listener is None or max(jobs, len(devices)) <= 1:
+        return listener
 
     def hear(event: Event) -> None:
         try:
@@ -303,7 +305,7 @@ def tune(
     objects."""
     if trials < 1:
         raise UsageError(f"trials={trials}: must be at least 1")
-    listener = settings.pop("on_event", None)
+    listener = _heard_here(settings.pop("on_event", None), jobs, devices)
     chosen = _seeds(seeds, settings)
     if not chosen:
         raise UsageError(f"seeds={seeds!r}: at least one")
@@ -320,6 +322,7 @@ def tune(
         together=together,
         jobs=jobs,
         devices=devices,
+        listened=listener is not None,
     )
     if found.stopped is not None:
         raise KeyboardInterrupt

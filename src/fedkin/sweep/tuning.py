@@ -28,7 +28,7 @@ from fedkin.runs.catalogue import runs_folder
 from fedkin.sweep.groups import OPTION
 from fedkin.sweep.loaded import Data
 from fedkin.sweep.runner import Cell, Watcher, run_sweep
-from fedkin.sweep.search import Axis, chosen
+from fedkin.sweep.search import Axis, chosen, combinations
 from fedkin.sweep.statistics import Outcome
 from fedkin.version import VERSION
 
@@ -45,7 +45,8 @@ HOPELESS = 3  # trials that fail, and none that did not, end a search
 class Trial:
     """One choice of settings, and what came of it.
 
-    `state` is "done", "pruned" (ended early, `rounds` says when) or "failed", and `why` says why. `score` is the mean
+    `state` is "done", "pruned" (ended early) or "failed", and `why` says why, or that training stopped early; `rounds`
+    are those that were done, of the seed with the most. `score` is the mean
     over seeds of the score on validation samples, `std` its spread; `test` and `test_std` are the same on test samples,
     on which nothing was chosen, of the trial that was chosen alone. `runs` names the folders."""
 
@@ -169,9 +170,10 @@ def tune(
     devices: Sequence[str] = (),
     budget: float | None = None,
     signals: bool = False,
+    listened: bool = False,
 ) -> Tuned:
     """Trials until there are as many as were asked for, those of earlier calls among them. `tell` hears of each that
-    ends. `together`, `jobs`, `devices`, `budget` and `signals`: see `run_sweep`."""
+    ends. `together`, `jobs`, `devices`, `budget`, `signals` and `listened`: see `run_sweep`."""
     from fedkin.sweep.study import Study
 
     store = search.store
@@ -180,14 +182,22 @@ def tune(
     warmup = max(2, -(-search.base.rounds // 5))
     end = None if budget is None else time.monotonic() + budget
     width = max(1, -(-max(jobs, len(devices)) * together // len(search.seeds)))
-    how: dict[str, Any] = {"together": together, "jobs": jobs, "devices": devices, "signals": signals}
+    how: dict[str, Any] = {
+        "together": together,
+        "jobs": jobs,
+        "devices": devices,
+        "signals": signals,
+        "listened": listened,
+    }
     how |= {"watcher": watcher, "tracked": search.base.runs_dir is not None, "data": Data()}
     signal = None
     with Study(store, search.space, search.base.seed, warmup) as study:
         while signal is None and (end is None or time.monotonic() < end):
             batch, ended = study.begun()[:width], len(study.ended())
-            left = search.trials - ended - len(batch)
-            batch += [study.ask() for _ in range(min(width - len(batch), left))]
+            left = min(width - len(batch), search.trials - ended - len(batch))
+            while left > 0 and study.untried() != []:
+                batch.append(study.ask())
+                left -= 1
             if not batch:
                 break
             signal = _Batch(search, study, batch).run(tell, how)
@@ -243,7 +253,11 @@ class _Batch:
         else:
             diverged = next((o.diverged for o in outcomes if o.diverged), None)
             scores = [math.nan if o.validation is None else o.validation.macro for o in outcomes]
-            facts |= {"rounds": self.search.base.rounds, "metric": outcomes[0].accuracy.metric}
+            early = {o.seed: o.stopped for o in outcomes if o.stopped is not None}
+            done = max(early.get(o.seed, self.search.base.rounds) for o in outcomes)
+            facts |= {"rounds": done, "metric": outcomes[0].accuracy.metric}
+            if early:
+                facts["why"] = "stopped early: " + ", ".join(f"seed {s} after round {r}" for s, r in early.items())
             facts |= {"unit": outcomes[0].accuracy.unit, "higher": outcomes[0].accuracy.higher}
             if diverged is not None:
                 end, facts["why"] = "failed", f"diverged: {diverged}"
@@ -296,6 +310,8 @@ def _found(search: Search, study: Study, signal: int | None) -> Tuned:
     values = next((t.values for t in told if best is not None and t.number == best.number), {})
     trials = [t if t is best else replace(t, test=math.nan, test_std=math.nan) for t in trials]
     remarks = []
+    if len(told) < search.trials and study.untried() == [] and not study.begun():
+        remarks.append(f"all {len(combinations(search.space) or [])} combinations have been tried")
     if best is not None and (own := search.kind.looks_at_validation(_options(search, values))):
         remarks.append(f"the validation samples are no strangers to {search.base.method}: {own}")
     return Tuned(
