@@ -84,7 +84,11 @@ class Catalogue:
 
     def locate(self, word: str) -> RunFolder:
         """`find`, or a path to the folder: for people on the command line, never for names from elsewhere."""
-        return RunFolder.open(word) if os.sep in word and Path(word).is_dir() else self.find(word)
+        if os.sep not in word:
+            return self.find(word)
+        if not Path(word).is_dir():
+            raise UsageError(f"run {word!r} is not there: give the path of a run's folder, or a run's name")
+        return RunFolder.open(word)
 
 
 def _entry(base: Path, name: str, link: bool) -> RunInfo | Broken:

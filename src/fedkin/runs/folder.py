@@ -64,7 +64,8 @@ def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
     try:
         value = json.loads(read_bytes(path, limit))
     except (ValueError, RecursionError):
-        raise DataError(f"{path.name} is not valid JSON (half-written?)") from None
+        where = path.name if path.name == RUN else "/".join(path.parts[-3:])  # a run's own file is named with the run
+        raise DataError(f"{where} is not valid JSON (half-written?)") from None
     if not isinstance(value, dict):
         raise DataError(f"{path.name} does not hold a JSON object")
     return value
