@@ -292,6 +292,52 @@ def test_columns_go_by_name(tmp_path: Path) -> None:
         fk.join(result, clients={"late": late.assign(label="xy")})
 
 
+@pytest.mark.parametrize(
+    ("known", "labels", "reason"),
+    [
+        (["ill", "well"], [0, 1], r"numbers as labels \(0, 1\), and the run's classes are called ill, well"),
+        ([3, 4], [0, 0], "has the class '0', which the run does not know"),
+        ([3, 4], [3, 4], None),
+        ([3, 4], ["3", "4"], None),
+    ],
+)
+def test_a_number_stands_for_no_name(known: list[Any], labels: list[Any], reason: str | None) -> None:
+    x, y = samples(40)
+    run = fk.run("fedper", clients={"a": (x, np.array(known)[y % 2])}, rounds=1, epochs=1, model="mlp")
+    late = {"late": (x[:20], np.array(labels)[np.arange(20) % 2])}
+    if reason is None:
+        assert fk.join(run, clients=late)._rows.shape[0] == 1
+        return
+    with pytest.raises(fk.DataError, match=reason):
+        fk.join(run, clients=late)
+
+
+def test_classes_go_by_name_where_the_data_say_it() -> None:
+    """Not by their places, which may be others."""
+    datasets = pytest.importorskip("datasets")
+    x, y = samples(40)
+
+    def told(names: list[str]) -> Any:
+        kind = datasets.Features(
+            {"x": datasets.Sequence(datasets.Value("float32"), FEATURES)} | {"label": datasets.ClassLabel(names=names)}
+        )
+        words = [("ill", "well")[n % 2] for n in y]
+        return datasets.Dataset.from_dict({"x": x.tolist(), "label": words}, features=kind)
+
+    run = fk.run("fedper", clients={"a": told(["ill", "well"])}, rounds=1, epochs=1, model="mlp")
+    one, other = (fk.join(run, clients={"late": told(names)}) for names in (["ill", "well"], ["well", "ill"]))
+    assert torch.equal(one._rows, other._rows)
+
+
+def test_who_else_comes_does_not_change_a_newcomers_split() -> None:
+    """The shared model is nobody's own, so that the accuracies are those of the test samples alone."""
+    job = finished(job_of("fedavg"))
+    late = {name: samples(31, seed) for seed, name in enumerate("bcd")}
+    before, now = arrived(job, late), arrived(job, {"a": samples(20, 9), **late})
+    assert [t for t in now.trials if t.client != "a"] == before.trials
+    assert torch.equal(arrived(job, {"b": late["b"]}).rows[0], before.rows[0])
+
+
 def test_too_few_samples_are_said() -> None:
     job = finished(job_of("fedper"))
     found = arrived(job, {"late": samples(8), "single": samples(1)}, counts=[5, 100])

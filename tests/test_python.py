@@ -288,6 +288,9 @@ def site(sign: float) -> tuple[Any, Any]:
         ),
         ({"grid": {"device": ["cpu"]}}, "does not change what comes out"),
         ({"grid": {"lam": [-1]}}, "lam"),
+        ({"grid": {"lam": [1]}, "options": {"lam": 5}}, "'lam' is given twice"),
+        ({"grid": {"ditto.lam": [1]}, "options": {"lam": 5}}, "'ditto.lam' is given twice"),
+        ({"grid": {"lam": [1]}, "options": {"ditto": {"lam": 5}}}, "'lam' is given twice"),
         ({"metric": "best"}, "unknown metric 'best'"),
     ],
 )
@@ -472,6 +475,27 @@ def test_a_listener_keeps_runs_from_sharing_a_training() -> None:
     grid = {"eval_point": ["received", "after_local"]}
     results, _ = fk.compare(["fedper"], grid=grid, rounds=2, on_event=hear, **SMALL)
     assert [r.stopped for r in results] == [1, None]
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedbabu"])
+def test_a_comparison_wants_all_rounds_of_a_run_that_was_stopped(method: str, tmp_path: Path) -> None:
+    where = {"rounds": 3, "runs_dir": str(tmp_path)}
+    fk.run(method, on_event=after(1), **where, **SMALL)
+    heard, table = fk.compare([method], on_event=after(2), **where, **SMALL)  # begins anew: it may be stopped again
+    assert (heard[0].stopped, table[0]["stopped"]) == (2, {"0": 2})
+    assert f"{method} stopped early: seed 0 after round 2 of 3" in table.to_markdown()
+    results, table = fk.compare([method], **where, **SMALL)
+    same(results[0], fk.run(method, rounds=3, eval_point="received", **SMALL))
+    assert (results[0].stopped, table[0]["stopped"]) == (None, {})
+    found = [(r.cut_short, r.rounds_done) for r in fk.Catalogue(tmp_path).runs()]
+    assert sorted(found) == [(False, 3), (True, 1)]
+
+
+def test_a_run_that_patience_ended_is_read(tmp_path: Path) -> None:
+    how = {"rounds": 9, "patience": 1, "min_gain": 99.0, "validation_share": 0.2, "runs_dir": str(tmp_path), **SMALL}
+    first = fk.compare(["local"], **how)[1]
+    assert first[0]["stopped"] == fk.compare(["local"], **how)[1][0]["stopped"] == {"0": 2}
+    assert len(fk.Catalogue(tmp_path).runs()) == 1
 
 
 def test_runs_elsewhere_cannot_be_stopped(tmp_path: Path) -> None:

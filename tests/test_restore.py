@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ from fedkin.deploy.server import prepare_deployed
 from fedkin.deploy.wire import pack, unpack
 from fedkin.deploy.worker import Worker
 from fedkin.engines.remote import Arrival, Bounds, Delivery, Remote
-from fedkin.errors import DataError
+from fedkin.errors import DataError, FedKinError
 from fedkin.rounds import Job, Result, prepare
 from fedkin.runs import checkpoint
 from fedkin.runs.folder import RunFolder
@@ -392,3 +393,21 @@ def test_a_sound_state_is_taken() -> None:
     other.restore(copy.deepcopy(one.state()))
     assert remembers(other) == remembers(one)
     assert torch.equal(one.rows(), other.rows())
+
+
+def test_what_is_wrong_with_the_run_that_another_begins_with_is_said_with_its_name(tmp_path: Path) -> None:
+    made = api.run("ditto", runs_dir=str(tmp_path), **TINY)
+    name, checkpoints = Path(str(made.run)).name, Path(str(made.run)) / "checkpoints"
+
+    def refused() -> str:
+        with pytest.raises(FedKinError) as error:
+            api.run("ditto", start_from=str(made.run), runs_dir=str(tmp_path), **TINY)
+        return str(error.value)
+
+    flip(checkpoints / "final.safetensors")
+    damaged = "checkpoint final is damaged (final.safetensors does not match its hash)"
+    assert refused() == f"run {name!r}: {damaged}"  # and nobody goes back to the one before
+    (checkpoints / "final.json").write_text("{")
+    assert refused() == f"{name}/checkpoints/final.json is not valid JSON (half-written?)"
+    shutil.rmtree(str(made.run))
+    assert refused().startswith(f"run {str(made.run)!r} is not there")

@@ -235,6 +235,23 @@ def test_python_compares_at_one_point() -> None:
     assert [r["eval_point"] for r in own] == ["received", "after_local"]
 
 
+def test_from_python_seeds_begin_with_the_seed() -> None:
+    settings: dict[str, Any] = {"rounds": 1, "clients": 5, "epochs": 1, "way": "each"}
+    (row,) = fk.compare(["fedavg"], seed=7, seeds=2, **settings)[1]
+    assert row["seeds"] == [7, 8]
+    for ask in (lambda **how: fk.compare(["fedavg"], **how), lambda **how: fk.tune("fedavg", **how)):
+        with pytest.raises(UsageError, match=r"seed=7 beside seeds=\[1, 2\]"):
+            ask(seed=7, seeds=[1, 2], **settings)
+
+
+def test_a_run_that_was_found_is_in_the_row_of_its_method(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"rounds": 1, "clients": 5, "epochs": 1, "way": "each", "runs_dir": str(tmp_path)}
+    fk.run("fedavg", **settings)  # at its own evaluation point, which is the one of the comparison
+    (row,) = fk.compare(["fedavg"], seeds=2, **settings)[1]
+    assert row["seeds"] == [0, 1]
+    assert len(Catalogue(tmp_path).runs()) == 2
+
+
 def test_a_diverged_cell_is_marked_everywhere_and_is_exit_1(tmp_path: Path) -> None:
     paths = [str(tmp_path / f"t.{kind}") for kind in ("md", "tex", "csv")]
     files = [w for pair in zip(("--markdown", "--latex", "--csv"), paths, strict=True) for w in pair]
@@ -528,6 +545,8 @@ def test_tables_are_written(tmp_path: Path) -> None:
         (["--together", "0"], "--together"),
         (["--csv", "a", "--latex", "a"], "files of their own"),
         (["--grid", "lr"], "--grid lr=0.01,0.1"),
+        (["--grid", "lr=1,2", "--lr", "0.3"], "lr is given twice"),
+        (["--grid", "ditto.lam=1,2", "--set", "lam=5"], "ditto.lam is given twice"),
     ],
 )
 def test_wrong_flags_are_refused_before_anything_runs(words: list[str], says: str, tmp_path: Path) -> None:

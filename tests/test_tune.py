@@ -105,6 +105,15 @@ def test_what_cannot_be_searched_is_said(said: dict[str, Any], error: str) -> No
     assert error in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("fixed", "said", "error"),
+    [({"lr": 0.3}, "lr", r"search lr: it is given, too \(0.3\)"), ({"options": {"lam": 5}}, "ditto.lam", "given, too")],
+)
+def test_what_is_given_is_not_searched(fixed: dict[str, Any], said: str, error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        fk.tune("ditto", search={said: [0.1, 1]}, rounds=1, trials=1, **fixed)
+
+
 def test_what_would_change_nothing_is_not_searched() -> None:
     config = make_config({"method": "co-pfl", "options": {"lr": 0.001}})
     assert "lr" not in [a.name for a in space_of(config, METHODS["co-pfl"], {}, idle_of(config))]
@@ -148,6 +157,21 @@ def test_what_is_proposed_follows_from_the_seed_and_from_what_was_found(tmp_path
     assert [*first, *ask([study(tmp_path / "s.jsonl")], 7)] == whole
     near = [abs(t.values["lr"] - 0.3) for t in whole]
     assert min(near[8:]) < 0.2
+
+
+def test_each_of_few_choices_is_proposed_once(tmp_path: Path) -> None:
+    few = [Axis("batch", values=(5, 10)), Axis("augment", values=(True, False)), Axis("epochs", 1, 3, whole=True)]
+    with study(tmp_path / "few.jsonl", few) as one:
+        for _ in range(10):
+            one.ask()
+    with study(tmp_path / "few.jsonl", few) as one:
+        for _ in range(2):
+            one.tell(one.ask().number, "failed", None, {})
+        assert one.untried() == []
+        asked = [p.values for p in one.begun()] + [t.values for t in one.ended()]
+    assert len({repr(sorted(values.items())) for values in asked}) == len(asked) == 2 * 2 * 3
+    with study(None) as many:
+        assert many.untried() is None
 
 
 def test_a_trial_below_the_median_is_to_end(tmp_path: Path) -> None:
@@ -233,6 +257,44 @@ def test_it_goes_on_where_it_was_and_adds_trials(tmp_path: Path) -> None:
     again = tune(replace(part, trials=4), tell=lambda t: told.append(t.number))
     assert told == [2, 3]
     assert again.best == found.best
+
+
+def test_a_study_is_of_the_data_that_the_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "sites"
+    home.mkdir()
+    (home / "a.csv").write_text("x,label\n1,0\n2,1\n")
+
+    def store(**how: Any) -> Path | None:
+        return search(tmp_path / "runs", data=str(home), **how).store
+
+    first = store()
+    (home / "a.csv").touch()
+    assert store() == first
+    (home / "a.csv").write_text("x,label\n2,0\n1,1\n")
+    changed = store()
+    assert changed != first
+    (home / "b.csv").write_text("x,label\n2,0\n1,1\n")
+    assert store() not in (first, changed)
+    monkeypatch.setattr("fedkin.sweep.tuning.VERSION", "0.0.0")
+    (home / "b.csv").unlink()
+    assert store() != changed
+
+
+def test_when_all_has_been_tried_it_is_said(tmp_path: Path) -> None:
+    few = replace(search(tmp_path, trials=5), seeds=[0], space=[Axis("lr", values=(0.1, 0.2))])
+    found = tune(few)
+    assert sorted(t.settings["lr"] for t in found.trials) == [0.1, 0.2]
+    assert found.remarks == ["all 2 combinations have been tried"] == tune(few).remarks
+    assert tune(replace(few, trials=2)).remarks == []
+
+
+def test_a_trial_that_was_stopped_has_the_rounds_that_it_did() -> None:
+    def hear(event: Any) -> None:
+        if isinstance(event, RoundRecord):
+            raise fk.StopTraining
+
+    (trial,) = fk.tune("fedavg", trials=1, rounds=3, on_event=hear, **SMALL).trials
+    assert (trial.state, trial.rounds, trial.why) == ("done", 1, "stopped early: seed 0 after round 1")
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkin.config import SAME_POINT, Config
+from fedkin.config import SAME_POINT, Config, make_config
 from fedkin.data import (
     Brought,
     Dataset,
@@ -42,7 +42,7 @@ from fedkin.runs.catalogue import Catalogue
 from fedkin.runs.origin import with_origin
 from fedkin.runs.sinks import Sink, make_sinks
 from fedkin.sweep.executor import Ended
-from fedkin.sweep.expand import axes_of, expand, idle_of
+from fedkin.sweep.expand import axes_of, expand, flat_options, idle_of
 from fedkin.sweep.groups import same_but_seed
 from fedkin.sweep.runner import Cell, Quiet, run_sweep
 from fedkin.sweep.search import space_of
@@ -176,6 +176,8 @@ def compare(
     `results, table = fk.compare(...)`, the results, and one row for each method, attack, rule and cell. The table is a
     list of dictionaries that can be written out (`to_markdown`, `to_latex`, `to_csv`, `frame`) and drawn (`plot`).
 
+    `seeds`: so many, from `seed` on (0 unless it is given), or a list of them.
+
     `grid`: several values of settings and of methods' options, as in {"lr": [0.01, 0.1], "ditto.lam": [0.1, 1]}; an
     option without a method's name is that of all methods that have it, and so are `options`. `baseline`: a method that
     the others are tested against (Wilcoxon), by `metric` ("macro", "micro", "worst-decile", "best-macro", ...).
@@ -193,7 +195,7 @@ def compare(
 
     if isinstance(methods, str | type):
         raise UsageError(f"methods={methods!r}: a list of methods, for example ['fedavg', 'ditto']")
-    chosen = list(range(seeds) if isinstance(seeds, int) else seeds)
+    chosen = _seeds(seeds, settings)
     if not chosen or not len(methods):
         raise UsageError(f"methods={methods!r}, seeds={seeds!r}: at least one of each")
     if metric not in METRICS:
@@ -201,7 +203,9 @@ def compare(
     common = common_of({"eval_point": SAME_POINT, **settings})
     named = _methods(methods)
     attacks, rules = ([v] if isinstance(v, str) else list(v) for v in (attack, rule))
-    axes = axes_of(grid or {}, {"seed", "method", "attack", "rule"}, {*settings, *common.objects})
+    fixed_options = {f"options.{name}" for name in flat_options(common.values["options"])}
+    by_itself = {*settings, *common.objects, *fixed_options}
+    axes = axes_of(grid or {}, {"seed", "method", "attack", "rule"}, by_itself)
     fixed = [name for name in READ_ONCE if name in axes and "data" in common.objects]
     if fixed:
         raise UsageError(
@@ -215,7 +219,7 @@ def compare(
     check_way(select, [one.config for one in todo], all(brings_validation(one.objects.get("data")) for one in todo))
     _check_folder(todo[0].config)
     tracked = todo[0].config.runs_dir is not None
-    listener = on_event if on_event is None or max(jobs, len(devices)) <= 1 else _from_afar(on_event)
+    listener = _heard_here(on_event, jobs, devices)
     sweep = run_sweep(
         [cell.config for cell in todo],
         given=[cell.objects for cell in todo],
@@ -236,8 +240,20 @@ def compare(
         results.append(result)
         if cell.state == "done":
             _warn(result)
-    groups = groups_of((o.config, o) for o in map(Outcome.of, results))
+    outcomes = [Outcome.of(result, cell.config) for result, cell in zip(results, sweep.cells, strict=True)]
+    groups = groups_of((o.config, o) for o in outcomes)
     return Comparison(results, Table(selected(groups, select, metric) if select else groups, baseline, metric))
+
+
+def _seeds(seeds: int | Sequence[int], settings: dict[str, Any]) -> list[int]:
+    """So many from the `seed` of the settings on, which loses it, or those that are listed."""
+    first = settings.pop("seed", None)
+    if isinstance(seeds, int):
+        begin = make_config({} if first is None else {"seed": first}).seed
+        return list(range(begin, begin + seeds))
+    if first is not None:
+        raise UsageError(f"seed={first!r} beside seeds={list(seeds)}: give one of them; seeds=3 are three from seed on")
+    return list(seeds)
 
 
 def _methods(methods: Sequence[str | type[Method]]) -> dict[str, type[Method] | None]:
@@ -252,8 +268,10 @@ def _methods(methods: Sequence[str | type[Method]]) -> dict[str, type[Method] | 
     return found
 
 
-def _from_afar(listener: Listener) -> Listener:
-    """Of runs in other processes: what it asks for does not reach them."""
+def _heard_here(listener: Listener | None, jobs: int, devices: Sequence[str]) -> Listener | None:
+    """What a listener asks for does not reach runs in other processes."""
+    if listener is None or max(jobs, len(devices)) <= 1:
+        return listener
 
     def hear(event: Event) -> None:
         try:
@@ -279,15 +297,16 @@ def tune(
     """Look for good settings of a method, by trials that are chosen on validation samples; needs Optuna.
 
     `search` says where, as in {"lr": "1e-3..1:log", "lam": (0.01, 10, "log"), "batch": [10, 20, 50]}; by default the
-    learning rate, and what the method declares. With several `seeds` a trial is a run for each, and the mean decides.
-    `prune`: end trials early that do worse than the median of those before. The other settings are those of `fk.run`;
-    a fifth of the training samples is set aside for validation unless `validation_share` says otherwise. With
-    `runs_dir` the trials leave folders, the same call goes on where one was stopped, and `jobs` and `devices` spread
-    them; not so where a method, a network or data are given as Python objects."""
+    learning rate, and what the method declares. With several `seeds` (so many from `seed` on, or a list) a trial is a
+    run for each, and the mean decides. `prune`: end trials early that do worse than the median of those before. The
+    other settings are those of `fk.run`; a fifth of the training samples is set aside for validation unless
+    `validation_share` says otherwise. With `runs_dir` the trials leave folders, the same call goes on where one was
+    stopped, and `jobs` and `devices` spread them; not so where a method, a network or data are given as Python
+    objects."""
     if trials < 1:
         raise UsageError(f"trials={trials}: must be at least 1")
-    listener = settings.pop("on_event", None)
-    chosen = list(range(seeds) if isinstance(seeds, int) else seeds)
+    listener = _heard_here(settings.pop("on_event", None), jobs, devices)
+    chosen = _seeds(seeds, settings)
     if not chosen:
         raise UsageError(f"seeds={seeds!r}: at least one")
     if "validation_share" not in settings and not isinstance(settings.get("data"), tuple):
@@ -303,6 +322,7 @@ def tune(
         together=together,
         jobs=jobs,
         devices=devices,
+        listened=listener is not None,
     )
     if found.stopped is not None:
         raise KeyboardInterrupt

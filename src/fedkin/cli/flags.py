@@ -300,8 +300,13 @@ def grid_configs(
     for method, attack, rule in zip_longest(methods, fixed["attack"], fixed["rule"]):
         check_names(replace(shared, method=method or shared.method, attack=attack or "none", rule=rule or "mean"))
     load()
-    from fedkin.sweep.expand import expand, flat_options
+    from fedkin.sweep.expand import expand, flat_options, named_twice
 
+    for name in named_twice(by_hand, {*settings, *(f"options.{name}" for name in given)}):
+        word = name.removeprefix("options.")
+        raise UsageError(
+            f"{word} is given twice: by itself (--{'set' if word != name else name}), and as --grid {word}"
+        )
     first = {"seed": seeds_of(seeds, shared.seed)} if seeds is not None else {}
     blocks = []
     if methods or axes or not cells:

@@ -160,7 +160,7 @@ def _tables(found: Tuned, again: str | None) -> None:
 
 
 def _state(trial: Trial) -> str:
-    return safe(trial.why) if trial.state == "failed" else f"pruned after round {trial.rounds}" if trial.why else ""
+    return f"pruned after round {trial.rounds}" if trial.state == "pruned" else safe(trial.why)
 
 
 def _value(value: Any) -> str:

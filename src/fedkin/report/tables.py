@@ -187,7 +187,7 @@ def _notes(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paire
         for g in groups
         if g.choice
     ]
-    notes += [*_threat(groups), *_elsewhere(groups), *_broken(groups)]
+    notes += [*_threat(groups), *_elsewhere(groups), *_stopped(groups), *_broken(groups)]
     if len(rules) == 1 and rules[0] != "mean":
         notes.append(f"rule: {rules[0]}")
     if metric not in (None, "macro"):
@@ -224,14 +224,30 @@ def _elsewhere(groups: Sequence[Group]) -> list[str]:
     ]
 
 
+def _named(group: Group) -> str:
+    """A row and its conditions."""
+    rule = "" if group.config.rule == "mean" else group.config.rule
+    where = ", ".join(part for part in (group.column, rule) if part)
+    return f"{group.row}{f' ({where})' if where else ''}"
+
+
+def _stopped(groups: Sequence[Group]) -> list[str]:
+    """Which runs have fewer rounds than they were to have."""
+    return [
+        f"{_named(group)} stopped early: "
+        + ", ".join(f"seed {seed} after round {round}" for seed, round in group.stopped.items())
+        + f" of {group.config.rounds}"
+        for group in groups
+        if group.stopped
+    ]
+
+
 def _broken(groups: Sequence[Group]) -> list[str]:
     """Which runs diverged, by reason."""
     who: dict[str, list[str]] = {}
     for group in groups:
-        rule = "" if group.config.rule == "mean" else group.config.rule
-        where = ", ".join(part for part in (group.column, rule) if part)
         for seed, why in group.diverged.items():
-            who.setdefault(why, []).append(f"{group.row}{f' ({where})' if where else ''} seed {seed}")
+            who.setdefault(why, []).append(f"{_named(group)} seed {seed}")
     return [f"diverged: {', '.join(names)}: {why}" for why, names in who.items()]
 
 

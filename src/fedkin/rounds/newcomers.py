@@ -20,7 +20,7 @@ from fedkin.core.cohort import Site
 from fedkin.core.federation import Engine, Federation, Measured
 from fedkin.core.schedules import parse_factors
 from fedkin.data import Dataset, OwnClients, Preparing
-from fedkin.data.clients import OwnClient, split_client
+from fedkin.data.clients import OwnClient, split_client, together
 from fedkin.data.dataset import Array, numbered
 from fedkin.data.encoding import aligned
 from fedkin.data.fitting import fit
@@ -79,15 +79,14 @@ def arrive(trained: Trained, brought: OwnClients, counts: Sequence[int] = (), ep
     method = trained.method
     epochs = method.settle_epochs(trained.config.epochs) if epochs is None else epochs
     source = Source(dataset.x, dataset.y, trained.device, dataset.mean, dataset.std)
-    rows = list(enumerate(each, start=len(trained.names)))
 
-    def some(train: keys.I64, count: int, place: int) -> keys.I64:
+    def some(train: keys.I64, count: int) -> keys.I64:
         """So many of a client's training rows by lot, with more of them those and others."""
-        chosen = keys.permutation(keys.key(trained.config.seed, "newcomer", place), len(train))[:count]
-        return train[np.sort(chosen)]
+        lot = keys.key(trained.config.seed, "newcomer", len(trained.names))  # whoever else comes
+        return train[np.sort(keys.permutation(lot, len(train))[:count])]
 
     def settled(count: int | None) -> _Late:
-        few = [(train if count is None else some(train, count, place), test) for place, (train, test) in rows]
+        few = [(train if count is None else some(train, count), test) for train, test in each]
         return _Late(trained, dataset, source, names, few, epochs)
 
     everything = settled(None)
@@ -239,7 +238,8 @@ def _as_in_the_run(trained: Trained, brought: OwnClients) -> tuple[Dataset, list
         targets=like.targets,
     )
     each, begin = list[Rows](), 0
-    for place, (part, (x, _)) in enumerate(zip(brought.parts, parts, strict=True), start=len(trained.names)):
+    place = len(trained.names)  # of each, as if it came alone: who else comes changes nothing, here as with real sites
+    for part, (x, _) in zip(brought.parts, parts, strict=True):
         labels = dataset.strata[begin : begin + len(x)]
         train, _, test = split_client(labels, part.tests, place, config.seed, config.test_share, 0.0)
         each.append((begin + train, begin + test))
@@ -274,9 +274,15 @@ def _fitting(trained: Trained, brought: OwnClients, part: OwnClient) -> tuple[Ar
         raise DataError(f"{where}: {error}") from None
     if like.targets != "classes":
         return x, part.y
-    y, foreign = numbered(part.y, like.names())
+    codes, _, words = together("classes", [part.y], named=brought.class_names)
+    y, foreign = numbered(np.array(words, dtype=str)[codes], like.names())
     if foreign:
         known = ", ".join(like.names()[:20]) + (", ..." if like.classes > 20 else "")
+        if part.y.dtype.kind in "iu" and not brought.class_names and not any(n.isdecimal() for n in like.names()):
+            raise DataError(
+                f"{where} has numbers as labels ({', '.join(words[:5])}{', ...' if len(words) > 5 else ''}), and the "
+                f"run's classes are called {known}: which number stands for which is not known; give the names"
+            )
         raise DataError(
             f"{where} has the class {foreign[0]!r}, which the run does not know (it knows {known}): its models cannot "
             "give it; leave these samples out, or train a run with them"

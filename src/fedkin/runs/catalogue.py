@@ -84,7 +84,11 @@ class Catalogue:
 
     def locate(self, word: str) -> RunFolder:
         """`find`, or a path to the folder: for people on the command line, never for names from elsewhere."""
-        return RunFolder.open(word) if os.sep in word and Path(word).is_dir() else self.find(word)
+        if os.sep not in word:
+            return self.find(word)
+        if not Path(word).is_dir():
+            raise UsageError(f"run {word!r} is not there: give the path of a run's folder, or a run's name")
+        return RunFolder.open(word)
 
 
 def _entry(base: Path, name: str, link: bool) -> RunInfo | Broken:
@@ -117,13 +121,15 @@ class Past:
         self._before = {info.id for found in self._known.values() for info in found}
 
     def finished(self, config: Config) -> RunInfo | None:
-        """The newest finished run of exactly this, unless files it was trained on have changed since."""
-        done = [i for i in self._of(config) if i.status == "finished"]
+        """The newest finished run of exactly this, unless files it was trained on have changed since. One that a
+        listener ended is not what its settings say."""
+        done = [i for i in self._of(config) if i.status == "finished" and not i.cut_short]
         return next((i for i in reversed(done) if not _changed_since(config, i)), None)
 
-    def unfinished(self, config: Config) -> RunInfo | None:
-        """The one of those that stopped that came furthest."""
-        left = [i for i in self._of(config) if i.status in ("interrupted", "failed") and not _changed_since(config, i)]
+    def unfinished(self, config: Config, halted: bool) -> RunInfo | None:
+        """The one of those that stopped that came furthest; `halted`: also of those that a listener ended."""
+        found = [i for i in self._of(config) if i.status in ("interrupted", "failed") or (halted and i.cut_short)]
+        left = [i for i in found if not _changed_since(config, i)]
         return max(left, key=lambda i: i.rounds_done, default=None)
 
     def busy(self, config: Config) -> RunInfo | None:

@@ -64,7 +64,8 @@ def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
     try:
         value = json.loads(read_bytes(path, limit))
     except (ValueError, RecursionError):
-        raise DataError(f"{path.name} is not valid JSON (half-written?)") from None
+        where = path.name if path.name == RUN else "/".join(path.parts[-3:])  # a run's own file is named with the run
+        raise DataError(f"{where} is not valid JSON (half-written?)") from None
     if not isinstance(value, dict):
         raise DataError(f"{path.name} does not hold a JSON object")
     return value
@@ -192,6 +193,13 @@ class RunInfo:
     def halted(self) -> bool:
         """Whether it is finished although rounds were left: a listener ended it, or validation scores did."""
         return self.status == "finished" and (self.result or {}).get("stopped") is not None
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a listener ended it, of which its settings say nothing; before that was written down, patience may
+        have where there was one."""
+        told = self.raw.get("halted")
+        return self.halted and (told if isinstance(told, bool) else self.config.get("patience") is None)
 
     @property
     def seed(self) -> int:

@@ -113,7 +113,7 @@ class Recorder:
             self.base.commit(must=due or job.finished or save)
         if due:
             self.checkpoint(job)
-        self._raw["rounds_done"] = done
+        self._raw |= {"rounds_done": done, "halted": job.halted is not None}
         if record is not None:
             self._raw["progress"] = facts.of_progress(record)
             self.log(line(record, job.config.rounds))

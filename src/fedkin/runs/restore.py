@@ -28,6 +28,7 @@ from fedkin.runs.folder import CHECKPOINTS, METRICS, RunFolder
 from fedkin.runs.recorder import Recorder
 from fedkin.version import VERSION
 
+BACK = ": going back to the one before"
 Say = Callable[[str], None]
 Marks = dict[str, int]  # where the tables end
 
@@ -100,7 +101,7 @@ def sound_checkpoints(job: Job, run: RunFolder, say: Say) -> Iterator[SoundCheck
             if not isinstance(saved, dict):
                 raise DataError("it holds no state")
         except (DataError, KeyError, TypeError, ValueError) as error:
-            say(f"checkpoint {name} is damaged ({error}): going back to the one before")
+            say(f"checkpoint {name} is damaged ({error}){BACK}")
             continue
         where, of = f"run {run.info.id!r} cannot go on from its checkpoint {name}", state.get("run")
         if of is not None and of != run.info.raw.get("id"):
@@ -152,10 +153,11 @@ def at_newest(run: RunFolder, prepared: Callable[[], Job], only: str | None = No
     if job.prepared.split_hash != info.prepared.get("split_hash"):
         raise DataError(f"run {info.id!r}: its data or their split are not what they were; restore the data")
     sound = next(sound_checkpoints(job, run, passed.append), None)
+    passed = [why.removesuffix(BACK) for why in passed]  # nobody goes back here
     if sound is None:
         raise DataError(f"run {info.id!r}: no sound checkpoint is left ({passed[-1]})")
     if only not in (None, sound.name):
-        raise DataError(f"run {info.id!r}: {passed[-1] if passed else f'its checkpoint {only} is gone'}")
+        raise DataError(f"run {info.id!r}: {passed[0] if passed else f'its checkpoint {only} is gone'}")
     sound.put()
     return job
 
@@ -177,9 +179,7 @@ def _put_back(job: Job, run: RunFolder, say: Say, go_on: bool) -> tuple[Marks, b
         if reached is None or all(reached[t] >= found.marks[t] for t in database.TABLES):
             chosen = found
             break
-        say(
-            f"checkpoint {found.name} is ahead of the metrics database, which misses rows: going back to the one before"
-        )
+        say(f"checkpoint {found.name} is ahead of the metrics database, which misses rows{BACK}")
     if newest is None:
         return _from_the_first_round(run, say)
     state = chosen or newest

@@ -60,6 +60,7 @@ class Task:
     config: Config
     device: str | None = None  # in place of the configuration's
     left: Path | None = None  # the folder to go on from
+    whole: bool = False  # although a listener ended its training
     given: Mapping[str, Any] = field(default_factory=dict)  # as Python objects
 
     @property
@@ -134,7 +135,8 @@ class Executor:
             return drive(job, hear)
         given |= {"stop": self.stop, "sinks": make_sinks(self.sinks), "say": partial(self.tell, "say", task.number)}
         if task.left is not None:
-            return resume(RunFolder.open(task.left), on_event=hear, device=task.device, data=loaded, **given)
+            given |= {"device": task.device, "rounds": task.config.rounds if task.whole else None}
+            return resume(RunFolder.open(task.left), on_event=hear, data=loaded, **given)
         given["data" if "data" in task.given else "loaded"] = loaded
         return start(task.placed, on_event=hear, ready=ready, **given)
 

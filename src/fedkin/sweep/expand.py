@@ -64,6 +64,24 @@ def expand(
     return [c for s in seeds for c in cells.values() if c.seed == s]
 
 
+def named_twice(axes: Iterable[str], given: Iterable[str]) -> list[str]:
+    """The axes that are given by themselves, too: settings, or options as `options.lam` (of all methods) or
+    `options.ditto.lam` (of one), where both reach one method."""
+
+    def parts(name: str) -> tuple[str, str]:
+        method, _, option = name.removeprefix("options.").rpartition(".")
+        return method, option.replace("-", "_")
+
+    options = [parts(name) for name in given if name.startswith("options.")]
+    found = []
+    for axis in axes:
+        method, option = parts(axis)
+        alike = (o == option and (m == method or not m or not method) for m, o in options)
+        if any(alike) if axis.startswith("options.") else axis in given:
+            found.append(axis)
+    return found
+
+
 def axes_of(grid: Mapping[str, Iterable[Any]], listed: Set[str] = frozenset(), given: Set[str] = frozenset()) -> Axes:
     """A block for `expand` of a grid as it is given from Python: {"lr": [0.01, 0.1], "ditto.lam": [0.1, 1]}. Settings
     that are `listed` elsewhere, or `given`, are refused."""
@@ -76,7 +94,7 @@ def axes_of(grid: Mapping[str, Iterable[Any]], listed: Set[str] = frozenset(), g
         key = axis_of(str(name))
         if key in listed:
             raise UsageError(f"grid has {name!r}: give {key if key in ('attack', 'rule') else f'{key}s'}=[...] instead")
-        if key in given:
+        if named_twice([key], given):
             raise UsageError(f"{name!r} is given twice: by itself, and in the grid")
         if key in axes:
             raise UsageError(f"{name!r} is in the grid twice, by two spellings")

@@ -151,7 +151,8 @@ def run_sweep(
 ) -> Sweep:
     """Run all cells, each in its folder (unless not `tracked`), up to `together` at once, in `jobs` processes.
 
-    Finished ones are read, interrupted ones resumed; `fresh` begins all anew. `devices`: where, in place of what the
+    Finished ones are read, interrupted ones resumed, and so are those that a listener ended before their last round,
+    unless there is one here that may do so again; `fresh` begins all anew. `devices`: where, in place of what the
     configurations say, with a process for each at least. `budget`: seconds after which nothing new is begun. With
     `signals`, Ctrl-C and SIGTERM stop after the round, and the same call goes on from there. `ended` is told of every
     cell that is done or has failed. `keep`: what becomes of each, its cell's `outcome`. `data`: where they come from,
@@ -181,7 +182,7 @@ def run_sweep(
 
     try:
         with stop.listening(signals):
-            tasks = heard.tasks(todo, devices[0] if devices else None, fresh)
+            tasks = heard.tasks(todo, devices[0] if devices else None, fresh, listened)
             watched = bool(sinks or listened or judge)
             apart = [k for k, task in enumerate(tasks) if task.left is not None or task.given or watched]
             found = batches([task.config for task in tasks], together, apart)
@@ -264,7 +265,7 @@ class _Heard:
         self._cells, self._past, self._shown, self._ended, self._judge = cells, past, shown, ended, judge
         self._listeners: dict[int, Listener] = {}
 
-    def tasks(self, numbers: Sequence[int], device: str | None, fresh: bool) -> list[Task]:
+    def tasks(self, numbers: Sequence[int], device: str | None, fresh: bool, listened: bool) -> list[Task]:
         """What is to be done. A cell at work elsewhere has failed here."""
         made = []
         for i in numbers:
@@ -272,13 +273,13 @@ class _Heard:
             if fresh or cell.given or self._past is None:
                 made.append(Task(i, cell.config, device, given=cell.given))
                 continue
-            busy, left = self._past.busy(cell.config), self._past.unfinished(cell.config)
+            busy, left = self._past.busy(cell.config), self._past.unfinished(cell.config, halted=not listened)
             if busy is not None:
                 cell.run = busy.id
                 self("failed", i, UsageError("it is at work in another process: wait for that one, or stop it"))
             elif left is not None:
                 cell.run = left.id
-                made.append(Task(i, cell.config, device, left.path))
+                made.append(Task(i, cell.config, device, left.path, whole=not listened))
             else:
                 made.append(Task(i, cell.config, device))
         return made

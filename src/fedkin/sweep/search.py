@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 from fedkin.config import Config
@@ -16,6 +17,7 @@ from fedkin.sweep.selection import PICKED
 
 SEARCHED = PICKED - {"seed", "init", "start_from"}
 """Settings of a run that can be searched: how a method trains, not what the problem is."""
+MOST_LISTED = 10_000  # values of an axis, and combinations of a space, of which each is tried once
 HOW = "write NAME=LOW..HIGH, NAME=LOW..HIGH:log, or NAME=A,B,C"
 
 
@@ -39,6 +41,12 @@ class Axis:
         if self.values or self.whole:
             return value
         return min(max(float(f"{value:.4g}"), self.low), self.high)
+
+    def listed(self) -> tuple[Any, ...] | None:
+        """All its values; None where they are not so few."""
+        if self.whole and self.high - self.low < MOST_LISTED:
+            return tuple(range(int(self.low), int(self.high) + 1))
+        return self.values or None
 
     def words(self) -> str:
         if self.values:
@@ -65,8 +73,22 @@ def space_of(
             raise UsageError(f"search {name}: would change nothing: {idle[key]}")
         if key in made:
             raise UsageError(f"search {name}: it is named twice")
+        fixed = {n.replace("-", "_"): v for n, v in base.options.items()}
+        if key in base.asked or key.removeprefix(OPTION) in (fixed if key.startswith(OPTION) else ()):
+            value = fixed[key.removeprefix(OPTION)] if key.startswith(OPTION) else getattr(base, key)
+            raise UsageError(f"search {name}: it is given, too ({value}); leave one of them out")
         made[key] = _axis(base, kind, key, field, name, where)
     return list(made.values())
+
+
+def combinations(space: Sequence[Axis]) -> list[dict[str, Any]] | None:
+    """All choices there are in a space; None where they are not so few."""
+    each = [axis.listed() for axis in space]
+    listed = [values for values in each if values is not None]
+    if len(listed) < len(space) or math.prod(map(len, listed)) > MOST_LISTED:
+        return None
+    names = [axis.name for axis in space]
+    return [dict(zip(names, values, strict=True)) for values in product(*listed)]
 
 
 def usual(base: Config, kind: type[Method]) -> list[Axis]:

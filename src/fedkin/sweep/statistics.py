@@ -54,6 +54,7 @@ class Outcome:
     diverged: str | None = None
     validation: Accuracy | None = None  # as `accuracy` and `best`, on validation samples
     best_validation: Accuracy | None = None
+    stopped: int | None = None  # after which round training ended early
 
     @property
     def best_by(self) -> str:
@@ -95,6 +96,7 @@ class Outcome:
             result.diverged,
             result.validation,
             result.best.validation,
+            result.stopped,
         )
 
     @classmethod
@@ -120,7 +122,9 @@ class Outcome:
                 info.wall,
                 info.times,
                 info.diverged,
-                *(None if not v else _accuracy(v) for v in (found.get("validation"), best.get("validation"))),
+                _accuracy(found["validation"]) if found.get("validation") else None,
+                _accuracy(best["validation"]) if best.get("validation") else None,
+                None if found.get("stopped") is None else int(found["stopped"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"run {info.id!r} has no result that can be read ({error!r})") from None
@@ -199,6 +203,11 @@ class Group(groups.Group[Outcome]):
         return {o.seed: o.diverged for o in self.outcomes if o.diverged is not None}
 
     @property
+    def stopped(self) -> dict[int, int]:
+        """Seeds whose training ended early, and after which round."""
+        return {o.seed: o.stopped for o in self.outcomes if o.stopped is not None}
+
+    @property
     def points(self) -> list[str]:
         """When models were evaluated."""
         return list(dict.fromkeys(o.eval_point for o in self.outcomes))
@@ -240,6 +249,7 @@ class Group(groups.Group[Outcome]):
             "wall": self.over_seeds(lambda o: o.wall),
             "times": {part: self.time(part) for part in PARTS},
             "diverged": {str(seed): why for seed, why in self.diverged.items()},
+            "stopped": {str(seed): round for seed, round in self.stopped.items()},
             "splits": [o.split for o in self.outcomes],
             "select": self.choice,
         }

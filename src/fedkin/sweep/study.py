@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from fedkin.compute import keys
 from fedkin.errors import DataError, UsageError
-from fedkin.sweep.search import Axis
+from fedkin.sweep.search import Axis, combinations
 
 try:
     import optuna
@@ -107,6 +107,23 @@ def _lock(handle: int, path: Path) -> None:
         raise UsageError(f"the study {path} is at work in another process: wait for it, or stop it") from None
 
 
+class Untried(optuna.samplers.TPESampler):
+    """Where there are few choices, none that was tried before: in place of a value that leads to none that is left, one
+    by lot that does."""
+
+    def __init__(self, left: Sequence[Mapping[str, Any]] | None, seed: int) -> None:
+        super().__init__(seed=seed, constant_liar=True, n_startup_trials=RANDOM)
+        self._left, self._lot = left, keys.generator(seed, "untried")
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+        value = super().sample_independent(study, trial, param_name, param_distribution)
+        if self._left is None:
+            return value
+        begun = trial.params.items()
+        fitting = [one[param_name] for one in self._left if all(one[name] == given for name, given in begun)]
+        return value if value in fitting else fitting[int(self._lot.integers(len(fitting)))]
+
+
 class Study:
     """The trials of one search. Use as a context."""
 
@@ -163,12 +180,22 @@ class Study:
             if t.params
         ]
 
+    def untried(self) -> list[dict[str, Any]] | None:
+        """The choices that no trial has been of; None where they are without number."""
+        every = combinations(self._space)
+        if every is None:
+            return None
+        names = [axis.name for axis in self._space]
+        tried = {tuple(t.params.get(name) for name in names) for t in self._study.get_trials(deepcopy=False)}
+        return [one for one in every if tuple(one[name] for name in names) not in tried]
+
     def ask(self) -> Proposal:
-        """A new trial. What is proposed follows from the seed and from how those before ended."""
+        """A new trial, of what is yet untried. What is proposed follows from the seed and from how those before
+        ended."""
         with _quietly():
             number = len(self._study.trials)
             seed = int(keys.key(self._seed, "trial", number)) % (1 << 32)
-            self._study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True, n_startup_trials=RANDOM)
+            self._study.sampler = Untried(self.untried(), seed)
             trial = self._study.ask()
             return Proposal(trial.number, self._values({axis.name: _suggested(trial, axis) for axis in self._space}))
 

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,8 +28,9 @@ from fedkin.runs.catalogue import runs_folder
 from fedkin.sweep.groups import OPTION
 from fedkin.sweep.loaded import Data
 from fedkin.sweep.runner import Cell, Watcher, run_sweep
-from fedkin.sweep.search import Axis, chosen
+from fedkin.sweep.search import Axis, chosen, combinations
 from fedkin.sweep.statistics import Outcome
+from fedkin.version import VERSION
 
 if TYPE_CHECKING:
     from fedkin.sweep.study import Proposal, Study, Told
@@ -43,7 +45,8 @@ HOPELESS = 3  # trials that fail, and none that did not, end a search
 class Trial:
     """One choice of settings, and what came of it.
 
-    `state` is "done", "pruned" (ended early, `rounds` says when) or "failed", and `why` says why. `score` is the mean
+    `state` is "done", "pruned" (ended early) or "failed", and `why` says why, or that training stopped early; `rounds`
+    are those that were done, of the seed with the most. `score` is the mean
     over seeds of the score on validation samples, `std` its spread; `test` and `test_std` are the same on test samples,
     on which nothing was chosen, of the trial that was chosen alone. `runs` names the folders."""
 
@@ -131,15 +134,30 @@ class Search:
     prune: bool = True
     given: Mapping[str, Any] = field(default_factory=dict)  # as Python objects
 
-    @property
+    @cached_property
     def store(self) -> Path | None:
-        """The file of the study: the same for the same settings, space and seeds. None: the runs leave no folders, or
-        were given Python objects, of which nobody can tell whether they are the same."""
+        """The file of the study: the same for the same settings, space, seeds and data of one's own, by the same
+        version. None: the runs leave no folders, or were given Python objects, of which nobody can tell whether they
+        are the same."""
         if self.base.runs_dir is None or self.given:
             return None
-        what = [plugins.identity_of(self.base), [axis.words() for axis in self.space], list(self.seeds)]
+        axes = [axis.words() for axis in self.space]
+        what = [plugins.identity_of(self.base), axes, list(self.seeds), _contents(Path(self.base.data)), VERSION]
         digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
         return runs_folder(self.base.runs_dir) / f"tune-{self.base.method}-{digest[:12]}.jsonl"
+
+
+def _contents(path: Path) -> str:
+    """Of files of one's own, wherever they lie; nothing where the data have a name."""
+    if not path.exists():
+        return ""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file() and not file.name.startswith("."):
+            with file.open("rb") as content:
+                own = hashlib.file_digest(content, "sha256").hexdigest()
+            digest.update(f"{file.relative_to(path).as_posix()} {own}\n".encode())
+    return digest.hexdigest()
 
 
 def tune(
@@ -152,9 +170,10 @@ def tune(
     devices: Sequence[str] = (),
     budget: float | None = None,
     signals: bool = False,
+    listened: bool = False,
 ) -> Tuned:
     """Trials until there are as many as were asked for, those of earlier calls among them. `tell` hears of each that
-    ends. `together`, `jobs`, `devices`, `budget` and `signals`: see `run_sweep`."""
+    ends. `together`, `jobs`, `devices`, `budget`, `signals` and `listened`: see `run_sweep`."""
     from fedkin.sweep.study import Study
 
     store = search.store
@@ -163,14 +182,22 @@ def tune(
     warmup = max(2, -(-search.base.rounds // 5))
     end = None if budget is None else time.monotonic() + budget
     width = max(1, -(-max(jobs, len(devices)) * together // len(search.seeds)))
-    how: dict[str, Any] = {"together": together, "jobs": jobs, "devices": devices, "signals": signals}
+    how: dict[str, Any] = {
+        "together": together,
+        "jobs": jobs,
+        "devices": devices,
+        "signals": signals,
+        "listened": listened,
+    }
     how |= {"watcher": watcher, "tracked": search.base.runs_dir is not None, "data": Data()}
     signal = None
     with Study(store, search.space, search.base.seed, warmup) as study:
         while signal is None and (end is None or time.monotonic() < end):
             batch, ended = study.begun()[:width], len(study.ended())
-            left = search.trials - ended - len(batch)
-            batch += [study.ask() for _ in range(min(width - len(batch), left))]
+            left = min(width - len(batch), search.trials - ended - len(batch))
+            while left > 0 and study.untried() != []:
+                batch.append(study.ask())
+                left -= 1
             if not batch:
                 break
             signal = _Batch(search, study, batch).run(tell, how)
@@ -226,7 +253,11 @@ class _Batch:
         else:
             diverged = next((o.diverged for o in outcomes if o.diverged), None)
             scores = [math.nan if o.validation is None else o.validation.macro for o in outcomes]
-            facts |= {"rounds": self.search.base.rounds, "metric": outcomes[0].accuracy.metric}
+            early = {o.seed: o.stopped for o in outcomes if o.stopped is not None}
+            done = max(early.get(o.seed, self.search.base.rounds) for o in outcomes)
+            facts |= {"rounds": done, "metric": outcomes[0].accuracy.metric}
+            if early:
+                facts["why"] = "stopped early: " + ", ".join(f"seed {s} after round {r}" for s, r in early.items())
             facts |= {"unit": outcomes[0].accuracy.unit, "higher": outcomes[0].accuracy.higher}
             if diverged is not None:
                 end, facts["why"] = "failed", f"diverged: {diverged}"
@@ -279,6 +310,8 @@ def _found(search: Search, study: Study, signal: int | None) -> Tuned:
     values = next((t.values for t in told if best is not None and t.number == best.number), {})
     trials = [t if t is best else replace(t, test=math.nan, test_std=math.nan) for t in trials]
     remarks = []
+    if len(told) < search.trials and study.untried() == [] and not study.begun():
+        remarks.append(f"all {len(combinations(search.space) or [])} combinations have been tried")
     if best is not None and (own := search.kind.looks_at_validation(_options(search, values))):
         remarks.append(f"the validation samples are no strangers to {search.base.method}: {own}")
     return Tuned(
