@@ -425,3 +425,48 @@ def test_clients_of_a_list_without_names_are_known_by_their_samples() -> None:
     assert "own of 2 of 3 clients" in began(warm)
     then, now = (next(iter(r.personal(c).parameters())) for r, c in ((first, 2), (warm, 0)))
     assert torch.allclose(then, now, atol=1e-6)
+
+
+# ---------------------------------------------------------------- comparisons and searches
+
+
+def test_a_comparison_says_below_its_table_which_runs_are_tested_on_what_was_seen(tmp_path: Path) -> None:
+    first = train("fedavg", 1, runs_dir=str(tmp_path))
+    settings = {**SMALL, "rounds": 1, "start_from": folder_of(first).info.id, "runs_dir": str(tmp_path)}
+    for _ in range(2):  # also where runs are only read
+        _, shown = fk.compare(["fedavg", "local"], seeds=2, **settings)
+        (note,) = (line for line in shown.to_markdown().splitlines() if line.startswith("seen before"))
+        assert note.startswith("seen before: fedavg seed 1, local seed 1: ")
+        assert "test samples were training samples" in note
+        assert [row["seen"].keys() for row in shown] == [{"1"}, {"1"}]
+        assert "seen_seeds" in shown.to_csv().splitlines()[0]
+
+
+def test_the_last_run_is_none_to_begin_with_where_the_same_call_goes_on(runs: Path) -> None:
+    settings = {**SMALL, "rounds": 1, "start_from": "last", "runs_dir": str(runs)}
+    with pytest.raises(UsageError, match="begin with the last of its own runs"):
+        fk.compare(["fedavg"], **settings)
+    with pytest.raises(UsageError, match="begin with the last of its own runs"):
+        fk.tune("fedavg", **settings)
+    place = ["--from", "last", "--runs-dir", str(runs), "--rounds", "1"]
+    for words in (["compare", "fedavg", "local"], ["tune", "fedavg"]):
+        done = CliRunner().invoke(app, [*words, *place])
+        assert done.exit_code == 2
+        assert "give the run's name" in done.output
+    flags = ["--clients", "10", "--epochs", "1", "--samples-per-client", "30", "--way", "each"]
+    done = CliRunner().invoke(app, ["compare", "local", *place, *flags, "--from", name_of(runs, "fedavg")])
+    assert f"runs begin with {name_of(runs, 'fedavg')}" in done.output
+    for info in Catalogue(runs).runs():
+        if info.method == "local":
+            shutil.rmtree(info.path)
+
+
+def test_a_search_begins_with_no_run_that_has_trained_on_its_validation_samples() -> None:
+    pytest.importorskip("optuna")
+    first, aside = train("fedavg", 1), train("fedavg", 1, validation_share=0.2)
+    search = {"search": {"lr": [0.01, 0.1]}, "trials": 1, **{k: v for k, v in SMALL.items() if k != "lr"}}
+    with pytest.raises(UsageError, match=r"validation samples at seed 0 were training samples.*validation_share=0.2"):
+        fk.tune("fedavg", rounds=1, start_from=first, **search)
+    assert fk.tune("fedavg", rounds=1, start_from=aside, **search).best is not None
+    with pytest.raises(UsageError, match="at seed 1 were training samples"):
+        fk.tune("fedavg", rounds=1, start_from=aside, seeds=2, **search)

@@ -126,6 +126,7 @@ def flat(groups: Sequence[Group], baseline: str | None = None, metric: str = "ma
             **{f"select_{k}": _exact(v) for k, v in (r["select"] or {}).items() if k != "passed_over"},
             "diverged_seeds": " ".join(r["diverged"]),
             "diverged": " | ".join(dict.fromkeys(r["diverged"].values())),
+            "seen_seeds": " ".join(r["seen"]),
             **{f"paired_{t}": _exact((r["paired"] or {}).get(t, "")) for t in tests},
         }
         for r in rows

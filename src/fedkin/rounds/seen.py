@@ -64,13 +64,17 @@ class Seen:
         train, validation = (keys.view(np.uint64) for keys in found)
         return cls(train, validation, state["whole"] is True, int(state["n"]))
 
+    def spoils(self, keys: Keys, split: Split) -> int:
+        """How many of the samples for validation have been trained on."""
+        return _among(_rows(keys, split.validation), self.train, _keys(keys, split.train))
+
     def remarks(self, run: str, keys: Keys, split: Split) -> list[str]:
         """What is to be said where tests and choices of a run that begins with `run` are of such samples. One that is
         among the training samples here as well would be no stranger to a new model either, and does not count."""
         own = _keys(keys, split.train)
         whose = f"{run}, which this run begins with{' (or of those that it began with)' if self.runs > 1 else ''}"
         notes, validation, test = [], _rows(keys, split.validation), _rows(keys, split.test)
-        if seen := _among(validation, self.train, own):
+        if seen := self.spoils(keys, split):
             notes.append(
                 f"{seen} of the {len(validation)} validation samples were training samples of {whose}: choices on "
                 "validation samples (patience, keep=best, select=val) are not to be trusted; begin with a run that set "

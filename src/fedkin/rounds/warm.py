@@ -39,6 +39,7 @@ class Taken:
     kept: KeptRows
     facts: Mapping[str, Any]
     seen: Seen
+    spoilt: int = 0  # samples for validation that were trained on
 
     def into(self, network: nn.Module) -> None:
         """Put the shared model in place; `DataError`, and nothing changes, if it is of another network."""
@@ -96,7 +97,7 @@ class Beginning:
         seen = Seen.by(there, earlier.split, earlier.before)
         said = seen.remarks(run, here, self.split)
         told = {"taken": taken, "left": left, "notes": [*self._notes(earlier, run), *said], "seen": said}
-        return Taken(tensors, kept, {**facts, "sha256": digest, **told}, seen)
+        return Taken(tensors, kept, {**facts, "sha256": digest, **told}, seen, seen.spoils(here, self.split))
 
     def _shared(self, earlier: Trained, head: str, taken: list[str], left: list[str]) -> dict[str, Tensor]:
         there, name = earlier.handed_on(), earlier.config.method
