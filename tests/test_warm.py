@@ -352,6 +352,15 @@ def test_samples_that_were_trained_on_are_known_in_scaled_tables_in_larger_clien
     assert not seen(fk.run(clients=rows(30, seed=7), start_from=begun, **arrays))
 
 
+def test_images_that_are_shifted_otherwise_are_known() -> None:
+    first = train("fedavg", 1)
+    for seed in (0, 4):
+        shifted = train("fedavg", 1, start_from=first, shift="all", seed=seed)
+        assert bool(seen(shifted)) == (seed == 4)
+        plain = train("fedavg", 1, start_from=shifted, seed=5)
+        assert "or of those that it began with" in seen(plain)
+
+
 def test_what_was_seen_goes_down_a_chain_through_folders_and_resumed_runs(tmp_path: Path) -> None:
     place = {"runs_dir": str(tmp_path)}
     first = train("fedavg", 1, **place)

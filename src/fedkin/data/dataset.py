@@ -62,7 +62,8 @@ class Dataset:
     texts: Texts | None = None
     """How texts became these samples, where they came as such."""
     keys: Keys | None = None
-    """What tells the rows of a table from each other, as they came: the samples depend on what was fitted."""
+    """What tells samples from each other, as they came, where they depend on the split: rows of a table that was
+    prepared, images that are shifted."""
 
     def __post_init__(self) -> None:
         if isinstance(self.x, Mapping):

@@ -18,8 +18,9 @@ NOBODY = np.zeros(0, np.uint64)
 
 def keys_of(source: Source, names: Sequence[str] = ()) -> Keys:
     """Of every sample with its target: as a table's rows came, where they did. `names`: of the classes."""
-    count = source.count
-    samples = source.keys if source.keys is not None else row_keys(source.x[:count].cpu().numpy())
+    count, values = source.count, source.x[: source.count]
+    values = values.permute(0, 3, 1, 2) if source.planar else values
+    samples = source.keys if source.keys is not None else row_keys(values.cpu().numpy())
     return with_targets(samples, source.y[:count].cpu().numpy(), names)
 
 
