@@ -489,3 +489,22 @@ def test_noise_that_is_rarely_seen_is_keyed(kind: type[Two]) -> None:
         result = fk.run("fedavg", model=network, init="given", clients=CLIENTS, **{**QUICK, "rounds": 3})
         runs.append(np.concatenate([p.detach().flatten() for p in result.personal(0).network.parameters()]))
     assert np.array_equal(*runs)
+
+
+def test_a_thread_that_draws_random_numbers_is_no_network_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it draws during the first two of three looks."""
+    from fedkin.compute import probing
+
+    looks: list[int] = []
+    moved = probing.Generators.moved
+
+    def disturbed(self: probing.Generators) -> str:
+        looks.append(len(looks))
+        if len(looks) in (1, 3):  # the first look at evaluation; the next look at training
+            random.random()
+        return moved(self)
+
+    monkeypatch.setattr(probing.Generators, "moved", disturbed)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    assert fk.run("fedavg", data="digits", clients=5, rounds=1, model=network).accuracy.macro > 0
+    assert len(looks) == 5

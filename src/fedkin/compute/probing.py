@@ -5,6 +5,8 @@ A few passes of a few samples through copies of it. What cannot be trained as it
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
@@ -16,9 +18,22 @@ from fedkin.compute.layout import Layout
 from fedkin.compute.vmapped import Copy, Probed, Vmapped, aliases
 from fedkin.errors import UsageError
 
+LOOKS = 3  # another thread of the process may have drawn from a generator meanwhile, but not every time
+
+
+class _Moved(UsageError):
+    """Somebody drew from a generator of the process."""
+
 
 def look_at(plain: Vmapped, layout: Layout, row: Tensor, example: Tensor) -> Drawn:
     """UsageError if rows cannot be trained as this network is; else its noise, which `plain` is told, too."""
+    for _ in range(LOOKS - 1):
+        with suppress(_Moved):
+            return _look(plain, layout, row, example)
+    return _look(plain, layout, row, example)
+
+
+def _look(plain: Vmapped, layout: Layout, row: Tensor, example: Tensor) -> Drawn:
     row = beside(layout, row)[:1]  # a slow copy of a layer would not move while both are the same
     fewer, others, more = (example[torch.arange(at, at + n) % len(example)] for at, n in ((0, 3), (3, 3), (0, 4)))
 
@@ -62,7 +77,7 @@ def look_at(plain: Vmapped, layout: Layout, row: Tensor, example: Tensor) -> Dra
 
 def _refuse_noise(name: str, generators: Generators, mode: str) -> None:
     if moved := generators.moved():
-        raise UsageError(
+        raise _Moved(
             f"{name} draws random numbers from {moved} in {mode}, and they could not be repeated from a seed: use "
             "dropout, torch.rand or torch.randn while self.training, whose numbers are drawn from the run's seed, or "
             "draw them when the network is made"
