@@ -311,3 +311,171 @@ def test_a_folder_that_was_made_up_is_refused_in_words(tmp_path: Path) -> None:
     (folder.path / "run.json").write_text(json.dumps({**raw, "start": {"taken": 3, "left": "x", "notes": [{}]}}))
     assert folder_of(warm).info.began_with["notes"] == ["{}"]
     assert CliRunner().invoke(app, ["show", str(folder.path)]).exit_code == 0
+
+
+# ---------------------------------------------------------------- samples that were seen before
+
+
+SITES = ("oslo", "bergen", "tromso")
+BRIEF: dict[str, Any] = {"rounds": 1, "epochs": 1, "lr": 0.1}
+
+
+def rows(count: int, clients: int = 3, seed: int = 0) -> dict[str, Any]:
+    """So many rows for each client, the first of which are always the same."""
+    rng = np.random.default_rng(seed)
+    whole = [(rng.normal(size=(60, 4)).astype("float32"), rng.integers(0, 2, 60)) for _ in range(clients)]
+    names = (*SITES, "narvik", "bodo")
+    return {name: (x[:count], y[:count]) for name, (x, y) in zip(names, whole, strict=False)}
+
+
+def frames(count: int, **columns: Any) -> list[Any]:
+    pandas = pytest.importorskip("pandas")
+    return [pandas.DataFrame({"age": x[:, 0], "bmi": x[:, 1], **columns, "label": y}) for x, y in rows(count).values()]
+
+
+def seen(result: Result, what: str = "test") -> str:
+    return next((r for r in result.remarks if f"{what} samples were training samples" in r), "")
+
+
+def test_samples_that_were_trained_on_are_known_in_scaled_tables_in_larger_clients_and_among_others() -> None:
+    tables: dict[str, Any] = {"model": network(2), "scale": "federated", **BRIEF}
+    first = fk.run(clients=frames(40), **tables)
+    assert not seen(fk.run(clients=frames(40), start_from=first, **tables))
+    assert seen(fk.run(clients=frames(40), start_from=first, seed=1, **tables))
+    local = {**tables, "scale": "local"}
+    assert seen(fk.run(clients=frames(60), start_from=first, **local))  # of more rows, and prepared otherwise
+
+    arrays: dict[str, Any] = {"model": network(), **BRIEF}
+    begun = fk.run(clients=rows(30), **arrays)
+    assert seen(fk.run(clients=rows(60), start_from=begun, **arrays))
+    assert seen(fk.run(clients=rows(30, 5), start_from=begun, seed=1, **arrays))
+    assert not seen(fk.run(clients=rows(30, seed=7), start_from=begun, **arrays))
+
+
+def test_images_that_are_shifted_otherwise_are_known() -> None:
+    first = train("fedavg", 1)
+    for seed in (0, 4):
+        shifted = train("fedavg", 1, start_from=first, shift="all", seed=seed)
+        assert bool(seen(shifted)) == (seed == 4)
+        plain = train("fedavg", 1, start_from=shifted, seed=5)
+        assert "or of those that it began with" in seen(plain)
+
+
+def test_what_was_seen_goes_down_a_chain_through_folders_and_resumed_runs(tmp_path: Path) -> None:
+    place = {"runs_dir": str(tmp_path)}
+    first = train("fedavg", 1, **place)
+    second = train("fedavg", 1, start_from=first, seed=1, **place)
+    shutil.rmtree(str(first.run))
+    third = train("fedavg", 1, start_from=Path(str(second.run)).name, seed=1, **place)
+    assert "or of those that it began with" in seen(third)
+    again = fk.resume(str(third.run), rounds=2)
+    assert seen(again) == seen(third)
+    assert folder_of(third).info.began_with["seen"] == [seen(third)]
+
+
+def test_a_run_that_kept_no_record_of_what_it_had_seen_is_said_to(tmp_path: Path) -> None:
+    first = train("fedavg", 1, runs_dir=str(tmp_path))
+    second = train("fedavg", 1, start_from=first, runs_dir=str(tmp_path))
+    where, none = Path(str(second.run)) / CHECKPOINTS, np.zeros(0, np.int64)
+    state = checkpoint.load(where, START, torch.device("cpu"), none)
+    checkpoint.save(where, START, 0, {k: v for k, v in state.items() if k != "seen"})
+    name = Path(str(second.run)).name
+    third = train("fedavg", 1, start_from=name, runs_dir=str(tmp_path))
+    assert any("cannot be told" in r for r in third.remarks)
+
+
+def test_validation_samples_that_were_trained_on_are_said() -> None:
+    first = train("fedavg", 1)
+    warm = train("fedavg", 1, start_from=first, validation_share=0.2)
+    assert "choices on validation samples (patience, keep=best, select=val) are not to be trusted" in seen(
+        warm, "validation"
+    )
+    assert not seen(warm)
+    aside = train("fedavg", 1, validation_share=0.2)
+    assert not seen(train("fedavg", 1, start_from=aside, validation_share=0.2), "validation")
+
+
+# ---------------------------------------------------------------- whose inputs, and who is who
+
+
+def test_tables_of_other_columns_are_refused_and_other_scaling_is_said() -> None:
+    tables: dict[str, Any] = {"model": network(2), **BRIEF}
+    first = fk.run(clients=frames(40), **tables)
+    turned = [frame[["bmi", "age", "label"]] for frame in frames(40)]
+    with pytest.raises(UsageError, match="another order: input 1 was 'age' and is 'bmi' here"):
+        fk.run(clients=turned, start_from=first, **tables)
+    renamed = [frame.rename(columns={"bmi": "weight"}) for frame in frames(40)]
+    with pytest.raises(UsageError, match="bmi only there; weight only here"):
+        fk.run(clients=renamed, start_from=first, **tables)
+    scaled = fk.run(clients=frames(40), start_from=first, scale="federated", **tables)
+    assert any("'age' is scaled by as it is there, mean" in r for r in scaled.remarks)
+    same = fk.run(clients=frames(40), start_from=scaled, scale="federated", seed=1, **tables)
+    assert not any("prepared otherwise" in r for r in same.remarks)
+
+
+def test_other_words_of_a_category_are_refused() -> None:
+    tables: dict[str, Any] = {"model": network(4), **BRIEF}
+    first = fk.run(clients=frames(40, town=["a", "b"] * 20), **tables)
+    with pytest.raises(UsageError, match="town=a only there; town=c only here"):
+        fk.run(clients=frames(40, town=["c", "b"] * 20), start_from=first, **tables)
+
+
+def test_clients_of_a_list_without_names_are_known_by_their_samples() -> None:
+    listed = list(rows(30).values())
+    settings: dict[str, Any] = {"model": network(), **BRIEF}
+    first = fk.run("local", clients=listed, **settings)
+    warm = fk.run(
+        "local",
+        clients=[*listed[:0:-1], rows(30, 5)["bodo"]],
+        start_from=first,
+        lr=1e-9,
+        **{k: v for k, v in settings.items() if k != "lr"},
+    )
+    assert "own of 2 of 3 clients" in began(warm)
+    then, now = (next(iter(r.personal(c).parameters())) for r, c in ((first, 2), (warm, 0)))
+    assert torch.allclose(then, now, atol=1e-6)
+
+
+# ---------------------------------------------------------------- comparisons and searches
+
+
+def test_a_comparison_says_below_its_table_which_runs_are_tested_on_what_was_seen(tmp_path: Path) -> None:
+    first = train("fedavg", 1, runs_dir=str(tmp_path))
+    settings = {**SMALL, "rounds": 1, "start_from": folder_of(first).info.id, "runs_dir": str(tmp_path)}
+    for _ in range(2):  # also where runs are only read
+        _, shown = fk.compare(["fedavg", "local"], seeds=2, **settings)
+        (note,) = (line for line in shown.to_markdown().splitlines() if line.startswith("seen before"))
+        assert note.startswith("seen before: fedavg seed 1, local seed 1: ")
+        assert "test samples were training samples" in note
+        assert [row["seen"].keys() for row in shown] == [{"1"}, {"1"}]
+        assert "seen_seeds" in shown.to_csv().splitlines()[0]
+
+
+def test_the_last_run_is_none_to_begin_with_where_the_same_call_goes_on(runs: Path) -> None:
+    settings = {**SMALL, "rounds": 1, "start_from": "last", "runs_dir": str(runs)}
+    with pytest.raises(UsageError, match="begin with the last of its own runs"):
+        fk.compare(["fedavg"], **settings)
+    with pytest.raises(UsageError, match="begin with the last of its own runs"):
+        fk.tune("fedavg", **settings)
+    place = ["--from", "last", "--runs-dir", str(runs), "--rounds", "1"]
+    for words in (["compare", "fedavg", "local"], ["tune", "fedavg"]):
+        done = CliRunner().invoke(app, [*words, *place])
+        assert done.exit_code == 2
+        assert "give the run's name" in done.output
+    flags = ["--clients", "10", "--epochs", "1", "--samples-per-client", "30", "--way", "each"]
+    done = CliRunner().invoke(app, ["compare", "local", *place, *flags, "--from", name_of(runs, "fedavg")])
+    assert f"runs begin with {name_of(runs, 'fedavg')}" in done.output
+    for info in Catalogue(runs).runs():
+        if info.method == "local":
+            shutil.rmtree(info.path)
+
+
+def test_a_search_begins_with_no_run_that_has_trained_on_its_validation_samples() -> None:
+    pytest.importorskip("optuna")
+    first, aside = train("fedavg", 1), train("fedavg", 1, validation_share=0.2)
+    search = {"search": {"lr": [0.01, 0.1]}, "trials": 1, **{k: v for k, v in SMALL.items() if k != "lr"}}
+    with pytest.raises(UsageError, match=r"validation samples at seed 0 were training samples.*validation_share=0.2"):
+        fk.tune("fedavg", rounds=1, start_from=first, **search)
+    assert fk.tune("fedavg", rounds=1, start_from=aside, **search).best is not None
+    with pytest.raises(UsageError, match="at seed 1 were training samples"):
+        fk.tune("fedavg", rounds=1, start_from=aside, seeds=2, **search)

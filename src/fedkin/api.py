@@ -39,7 +39,7 @@ from fedkin.runs.asked import (
     request,
 )
 from fedkin.runs.catalogue import Catalogue
-from fedkin.runs.origin import with_origin
+from fedkin.runs.origin import check_repeatable, with_origin
 from fedkin.runs.sinks import Sink, make_sinks
 from fedkin.sweep.executor import Ended
 from fedkin.sweep.expand import axes_of, expand, flat_options, idle_of
@@ -309,6 +309,7 @@ def tune(
     chosen = _seeds(seeds, settings)
     if not chosen:
         raise UsageError(f"seeds={seeds!r}: at least one")
+    check_repeatable(settings.get("start_from"))
     if "validation_share" not in settings and not isinstance(settings.get("data"), tuple):
         settings["validation_share"] = SHARE
     asked = request(**{"method": method, **settings, "seed": chosen[0]})

@@ -84,6 +84,47 @@ class Preparation:
         return cls(tuple(_column(value) for value in values["columns"]))
 
 
+ALIKE = 0.25
+"""By how much of a standard deviation two preparations may differ that were fitted on other rows of the same tables."""
+
+
+def scaled_otherwise(there: Sequence[Preparation], here: Sequence[Preparation]) -> str:
+    """The first column that becomes other inputs by one preparation (of all clients, or of each) than by another, and
+    how, in words; empty if there is none. None at all are those that do nothing."""
+    if not there and not here:
+        return ""
+    mine = (here or there)[0].columns
+    for place, column in enumerate(mine):
+        (a, fill_a), (b, fill_b) = (_done_with(place, each) for each in (there, here))
+        if not column.categories and not _alike(a, b):
+            said = (
+                f"mean {mean:.4g}, deviation {std:.4g}" if (mean, std) != (0, 1) else "as it is" for mean, std in (a, b)
+            )
+            return "column {!r} is scaled by {} there, {} here".format(column.name, *said)
+        if (fill_a is None) != (fill_b is None) or (
+            fill_a is not None
+            and fill_b is not None
+            and abs(fill_a - fill_b) > ALIKE * (1 if column.categories else b[1])
+        ):
+            said = ("not at all" if fill is None else f"with {fill:.4g}" for fill in (fill_a, fill_b))
+            return "what is missing in column {!r} is filled {} there, {} here".format(column.name, *said)
+    return ""
+
+
+def _done_with(place: int, each: Sequence[Preparation]) -> tuple[tuple[float, float], float | None]:
+    """Mean, deviation and filling of a column, on average over clients."""
+    columns = [p.columns[place] for p in each] or [Column("")]
+    fills = [c.fill for c in columns if c.fill is not None]
+    middle = (float(np.mean([c.mean for c in columns])), float(np.mean([c.std for c in columns])))
+    return middle, float(np.mean(fills)) if fills else None
+
+
+def _alike(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    if (0.0, 1.0) in (a, b):
+        return a == b
+    return abs(a[0] - b[0]) <= ALIKE * max(a[1], b[1]) and abs(math.log(a[1] / b[1])) <= 2 * ALIKE
+
+
 def _column(values: Any) -> Column:
     if not isinstance(values, Mapping) or set(values) != {"name", "categories", "fill", "mean", "std"}:
         raise ValueError("no proper column")

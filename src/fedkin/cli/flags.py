@@ -127,14 +127,22 @@ def assignments(words: Sequence[str]) -> dict[str, str]:
     return table
 
 
-def run_config_of(target: str, settings: Mapping[str, Any], sets: Sequence[str]) -> Config:
-    """The configuration of `fedkin run TARGET`: a method's name or a TOML file, with flags on top."""
+def run_config_of(
+    target: str,
+    settings: Mapping[str, Any],
+    sets: Sequence[str],
+    check: Callable[[Config], object] = lambda config: None,
+) -> Config:
+    """The configuration of `fedkin run TARGET`: a method's name or a TOML file, with flags on top. `check` sees it as
+    it was said."""
     settings = with_own_network(settings)
     values: dict[str, Any] = from_file(target) if is_file(target) else {"method": target}
     own = assignments(sets)
     given = {**values.get("options", {}), **own}
     with _several(own, "fedkin compare METHOD --grid"):
-        return checked(make_config({**values, **settings, "options": given}))
+        said = make_config({**values, **settings, "options": given})
+        check(said)
+        return checked(said)
 
 
 def with_own_network(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -124,6 +124,7 @@ def compare(
     sinks = sinks_of(sink)
 
     from fedkin.cli.grid import run_grid
+    from fedkin.runs.origin import name_of
     from fedkin.sweep.selection import check_way
     from fedkin.sweep.statistics import METRICS
 
@@ -135,6 +136,8 @@ def compare(
     if baseline is not None and baseline.split()[0] not in {c.method for c in configs}:
         raise unknown("baseline", baseline, {c.method for c in configs})
     check_way(select, configs)
+    if begins := ", ".join(dict.fromkeys(filter(None, map(name_of, configs)))):
+        messages().print(f"runs begin with {escape(begins)}", soft_wrap=True)
     how = spread(together, jobs, devices, budget, configs[0].device)
     found = run_grid(
         configs, title_of(configs), fresh=fresh, sinks=sinks, baseline=baseline, metric=metric, select=select, **how

@@ -80,7 +80,7 @@ def tune(
     stopped, and with more --trials it adds to them. Needs Optuna: pip install 'fedkin\\[tune]'.
     """
     use_plugins(plugin)
-    config = run_config_of(target, settings, set_ or [])
+    config = run_config_of(target, settings, set_ or [], _repeatable)
 
     from fedkin.methods import METHODS
     from fedkin.sweep.expand import idle_of
@@ -94,6 +94,10 @@ def tune(
     kind = METHODS[config.method]
     space = space_of(config, kind, ranges(search or []), idle_of(config, kind))
     wanted = Search(config, kind, space, seeds_of(seeds, config.seed), trials, prune)
+    if config.start_from is not None:
+        from fedkin.runs.origin import name_of
+
+        _say(f"every run begins with {name_of(config)}")
     _say(f"searching {'; '.join(axis.words() for axis in space)}")
     if wanted.store is not None:
         _say(f"study {wanted.store}{', which goes on' if wanted.store.exists() else ''}")
@@ -101,6 +105,13 @@ def tune(
     with _Screens(f"tuning {config.method}") as screens:
         found = find(wanted, watcher=screens, tell=screens.told, signals=True, **how)
     show(found, json)
+
+
+def _repeatable(config: Config) -> None:
+    if config.start_from is not None:
+        from fedkin.runs.origin import check_repeatable
+
+        check_repeatable(config.start_from)
 
 
 def ranges(words: Sequence[str]) -> dict[str, str]:

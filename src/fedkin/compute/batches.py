@@ -20,8 +20,15 @@ class Source:
     """A data set on one device. Images lie channels-last, as bytes where they came as bytes."""
 
     def __init__(
-        self, x: NDArray[np.generic], y: NDArray[Any], device: torch.device, mean: float = 0.5, std: float = 0.5
+        self,
+        x: NDArray[np.generic],
+        y: NDArray[Any],
+        device: torch.device,
+        mean: float = 0.5,
+        std: float = 0.5,
+        keys: NDArray[np.uint64] | None = None,
     ) -> None:
+        self.keys = keys  # what tells samples from each other, where their values do not
         data = torch.from_numpy(np.ascontiguousarray(x))
         self.planar = data.dim() == 4
         if self.planar:

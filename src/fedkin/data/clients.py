@@ -52,6 +52,8 @@ class OwnClients:
     """The classes in their order, where the data say so; else they are sorted."""
     texts: Texts | None = None
     """How samples that are texts became token ids."""
+    named: bool = True
+    """Whether somebody gave the clients their names."""
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -134,7 +136,7 @@ class OwnClients:
         unused = {}
         if samples_per_client is None and all(part.tests is not None for part in parts):
             unused["test_share"] = "every client brings its own test samples"
-        made = Split(train, validation, test, tuple(part.name for part in parts), "natural", unused)
+        made = Split(train, validation, test, tuple(part.name for part in parts), "natural", unused, self.named)
         if self.columns:
             lacks = next((part.lacks for part in parts if part.lacks), "")
             return prepare_table(dataset, made, x, self.columns, preparing, lacks), made

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.data.sample_keys import Keys
 from fedkin.data.targets import WORDS, Ints, Targets, check_targets, strata
 from fedkin.errors import DataError, UsageError
 from fedkin.parts import Part, pack
@@ -24,8 +25,8 @@ class Dataset:
 
     ``x`` are the samples, ``y`` their labels: numbers of ``classes`` called ``class_names``. ``user`` says whose a
     sample is (``users`` names them), ``official_test`` which are for testing; ``mean``, ``std``, ``vocabulary``,
-    ``parts`` and ``targets`` what samples and labels are, ``columns``, ``preparations`` and ``prepared`` how a table
-    became them, ``texts`` how texts did, ``model`` which network suits them, and ``note`` what to know of them.
+    ``parts`` and ``targets`` what samples and labels are, ``columns``, ``preparations``, ``prepared`` and ``keys`` how
+    a table became them, ``texts`` how texts did, ``model`` which network suits them, and ``note`` what to know of them.
     `name` is the set's.
 
     Pixels stay uint8 because the whole set then fits on one device; a network sees ``(x / 255 - mean) / std``.
@@ -60,6 +61,9 @@ class Dataset:
     """The network that suits these data, where it is not the usual one for samples of their shape."""
     texts: Texts | None = None
     """How texts became these samples, where they came as such."""
+    keys: Keys | None = None
+    """What tells samples from each other, as they came, where they depend on the split: rows of a table that was
+    prepared, images that are shifted."""
 
     def __post_init__(self) -> None:
         if isinstance(self.x, Mapping):

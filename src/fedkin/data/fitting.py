@@ -14,6 +14,7 @@ import numpy as np
 
 from fedkin.data.dataset import Dataset
 from fedkin.data.precision import blurred
+from fedkin.data.sample_keys import table_keys
 from fedkin.data.split import Split
 from fedkin.errors import DataError, UsageError
 from fedkin.options import named_spec, option, validated
@@ -98,6 +99,7 @@ def prepare_table(
         note=dataset.note or said,
         x=x,
         columns=made[0].inputs(),
+        keys=table_keys(raw, columns),
         preparations=shown,
         prepared=told(made, raw, wish) if shown else (),
     )

@@ -93,7 +93,8 @@ def own_clients(
     called = _client_names(names, len(clients))
     places = [f"client {client!r}" for client in called]
     data = [_brought(where, one, how) for where, one in zip(places, clients, strict=True)]
-    return gathered(name, list(zip(called, places, data, strict=True)), how, _class_names(places, clients, how))
+    found = gathered(name, list(zip(called, places, data, strict=True)), how, _class_names(places, clients, how))
+    return replace(found, named=names is not None)
 
 
 def listed(clients: Any) -> Any:

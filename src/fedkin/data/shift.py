@@ -18,6 +18,7 @@ import scipy
 from numpy.typing import NDArray
 
 from fedkin.data.dataset import Dataset
+from fedkin.data.sample_keys import row_keys
 from fedkin.data.split import Split
 from fedkin.errors import DataError, UsageError
 from fedkin.registry import Registry
@@ -71,7 +72,8 @@ def apply_shift(
         rng = np.random.Generator(np.random.PCG64([seed, client]))
         x[rows] = functions[client % len(functions)](dataset.x[rows], severity, rng)
     note = f"generated: {', '.join(names) if len(names) <= 3 else f'{len(names)} corruptions'} at severity {severity}"
-    return replace(dataset, x=x, note=f"{dataset.note}; {note}" if dataset.note else note)
+    keys = row_keys(dataset.x) if dataset.keys is None else dataset.keys
+    return replace(dataset, x=x, keys=keys, note=f"{dataset.note}; {note}" if dataset.note else note)
 
 
 @corruption

@@ -25,7 +25,8 @@ class Split:
     Two splits are the same when their ``hash`` is.
 
     ``partition`` says how it came about, in the words of the setting; empty where it was put together by hand.
-    ``unused`` are settings that had no part in it, each with the reason.
+    ``unused`` are settings that had no part in it, each with the reason. ``named``: whether somebody
+    gave the clients their names, which are numbers otherwise.
     """
 
     train: tuple[Ints, ...]
@@ -34,6 +35,7 @@ class Split:
     names: tuple[str, ...]
     partition: str = ""
     unused: Mapping[str, str] = field(default_factory=dict)
+    named: bool = True
 
     def __post_init__(self) -> None:
         if not len(self.train) == len(self.validation) == len(self.test) == len(self.names):

@@ -187,7 +187,7 @@ def _notes(groups: Sequence[Group], rules: Sequence[str], tests: dict[int, Paire
         for g in groups
         if g.choice
     ]
-    notes += [*_threat(groups), *_elsewhere(groups), *_stopped(groups), *_broken(groups)]
+    notes += [*_threat(groups), *_elsewhere(groups), *_stopped(groups), *_broken(groups), *_seen(groups)]
     if len(rules) == 1 and rules[0] != "mean":
         notes.append(f"rule: {rules[0]}")
     if metric not in (None, "macro"):
@@ -249,6 +249,15 @@ def _broken(groups: Sequence[Group]) -> list[str]:
         for seed, why in group.diverged.items():
             who.setdefault(why, []).append(f"{_named(group)} seed {seed}")
     return [f"diverged: {', '.join(names)}: {why}" for why, names in who.items()]
+
+
+def _seen(groups: Sequence[Group]) -> list[str]:
+    """Which runs began with one that had trained on their samples for tests or choices, by what there is to say."""
+    who: dict[str, list[str]] = {}
+    for group in groups:
+        for seed, said in group.seen.items():
+            who.setdefault(said, []).append(f"{group.row}{f' ({group.column})' if group.column else ''} seed {seed}")
+    return [f"seen before: {', '.join(names)}: {said}" for said, names in who.items()]
 
 
 def _threat(groups: Sequence[Group]) -> list[str]:

@@ -127,6 +127,7 @@ def flat(groups: Sequence[Group], baseline: str | None = None, metric: str = "ma
             "diverged_seeds": " ".join(r["diverged"]),
             "diverged": " | ".join(dict.fromkeys(r["diverged"].values())),
             "stopped": " ".join(f"{seed}:{round}" for seed, round in r["stopped"].items()),
+            "seen_seeds": " ".join(r["seen"]),
             **{f"paired_{t}": _exact((r["paired"] or {}).get(t, "")) for t in tests},
         }
         for r in rows

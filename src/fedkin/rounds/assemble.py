@@ -96,7 +96,7 @@ def prepare(
     network, name, remarks = network_of(config, dataset, model)
     shared = sources if sources is not None and not isinstance(attack, DataAttack) else {}
     if id(dataset) not in shared:
-        shared[id(dataset)] = dataset, Source(dataset.x, dataset.y, device, dataset.mean, dataset.std)
+        shared[id(dataset)] = dataset, Source(dataset.x, dataset.y, device, dataset.mean, dataset.std, dataset.keys)
     source = shared[id(dataset)][1]
     parts: Parts = {"train": split.train, "validation": split.validation, "test": split.test}
     trial.check_ids(network, source, parts, split.names)
@@ -145,6 +145,8 @@ def prepare(
     if site.validate and (own := method_class.looks_at_validation(options)):
         remarks.append(f"the validation samples are no strangers to {config.method}: {own}; those for tests are")
     job.prepared = replace(job.prepared, remarks=(*remarks, *remarks_on(dataset, split)), needed=needed)
+    if taken is not None:
+        job.prepared = replace(job.prepared, seen=tuple(taken.facts.get("seen", ())))
     job.split, job.clock, job.taken = split, clock, taken
     clock.add("preparing", clock.wall)
     return job

@@ -128,7 +128,7 @@ class Prepared:
     `parameters` are those that learn; `device`, `precision` and `eval_point` are what was chosen. `done`: so many
     rounds were done before, by a run that is resumed. `remarks` are sentences to read first, `needed` is the memory and
     disk, as reckoned, `task`, `metric` and `extra` say what is learnt and measured, `columns` what was done with those
-    of a table."""
+    of a table. `seen`: sentences on samples for tests and choices that the run which it begins with has trained on."""
 
     config: Config
     clients: int
@@ -145,6 +145,7 @@ class Prepared:
     metric: Metric = ACCURACY  # the task's main one
     extra: tuple[Metric, ...] = ()  # those beside it
     columns: tuple[str, ...] = ()  # of a table: what each is and what was done with it, a sentence each
+    seen: tuple[str, ...] = ()
 
     @property
     def counts_right(self) -> bool:

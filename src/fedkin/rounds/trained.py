@@ -15,9 +15,11 @@ from fedkin.compute.batches import Source
 from fedkin.compute.layout import Layout
 from fedkin.config import Config
 from fedkin.data import Split
+from fedkin.data.sample_keys import Keys
 from fedkin.errors import UsageError
 from fedkin.methods import Method
 from fedkin.models import Samples
+from fedkin.rounds.seen import Seen, keys_of
 from fedkin.tasks import Task
 
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ class Trained:
     split: Split | None  # None: only the clients know which samples they have
     _method: Callable[[], Method]
     _kept: Callable[[], KeptRows]
-    _fingerprint: Callable[[], str]
+    before: Seen | None  # what the run had seen that it began with
+    _keys: Callable[[], Keys]
 
     @classmethod
     def of(cls, job: Job) -> Trained:
@@ -105,7 +108,8 @@ class Trained:
             job.split,
             method,
             lambda: site.store.state(),
-            lambda: fingerprint(site.source),
+            None if job.taken is None else job.taken.seen,
+            lambda: keys_of(site.source, job.samples.names() if job.samples.targets == "classes" else ()),
         )
 
     @property
@@ -122,9 +126,9 @@ class Trained:
         self._method()  # which may be of a later round by now
         return self._kept()
 
-    def fingerprint(self) -> str:
-        """Of its data."""
-        return self._fingerprint()
+    def keys(self) -> Keys | None:
+        """What tells its samples from each other; None where only the clients know them."""
+        return None if self.split is None else self._keys()
 
     def handed_on(self) -> dict[str, Tensor]:
         """What all have in common and another run can begin with, by the names of the network's tensors: the shared

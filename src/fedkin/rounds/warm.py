@@ -18,9 +18,12 @@ from fedkin.compute.batches import Source
 from fedkin.compute.layout import Layout, inside
 from fedkin.core.store import Keep
 from fedkin.data import Dataset, Split
+from fedkin.data.sample_keys import Keys
 from fedkin.errors import DataError, UsageError
 from fedkin.models import Samples
-from fedkin.rounds.trained import KeptRows, Trained, fingerprint, state_hash
+from fedkin.preparation import scaled_otherwise
+from fedkin.rounds.seen import Seen, keys_of
+from fedkin.rounds.trained import KeptRows, Trained, state_hash
 
 MOST_NAMED = 6
 BROUGHT = ("", "natural")
@@ -29,11 +32,14 @@ BROUGHT = ("", "natural")
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """What a run takes over from an earlier one. `facts`: from which, and what was and was not, for people."""
+    """What a run takes over from an earlier one. `facts`: from which, and what was and was not, for people.
+    `seen`: what that one had trained on."""
 
     tensors: Mapping[str, Tensor]
     kept: KeptRows
     facts: Mapping[str, Any]
+    seen: Seen
+    spoilt: int = 0  # samples for validation that were trained on
 
     def into(self, network: nn.Module) -> None:
         """Put the shared model in place; `DataError`, and nothing changes, if it is of another network."""
@@ -69,6 +75,7 @@ class Beginning:
     def take(self, earlier: Trained, run: str) -> Taken:
         """What of an earlier run, which is called `run`, fits here; UsageError if it is another network's, or if there
         is nothing."""
+        _check_columns(earlier.samples, self.dataset, run)
         others = _others(earlier, self.layout, self.network)
         head = _reason_of_head(others, earlier.samples, self.dataset)
         facts = {"run": run, "method": earlier.config.method, "round": earlier.round}
@@ -80,13 +87,17 @@ class Beginning:
             )
         taken, left = list[str](), list[str]()
         tensors = self._shared(earlier, head, taken, left)
-        kept = self._kept(earlier, head, taken, left)
+        names = _class_names(self.dataset) if self.dataset.targets == "classes" else ()
+        there, here = earlier.keys(), keys_of(self.source, names)
+        kept = self._kept(earlier, head, self._same_clients(earlier, there, here), taken, left)
         if not taken:
             raise UsageError(f"start_from={run!r}: nothing of it can be taken over: {'; '.join(left)}")
         left += self._of_server(earlier)
         digest = state_hash(tensors, kept, self.split.names)
-        told = {"taken": taken, "left": left, "notes": self._notes(earlier, run)}
-        return Taken(tensors, kept, {**facts, "sha256": digest, **told})
+        seen = Seen.by(there, earlier.split, earlier.before)
+        said = seen.remarks(run, here, self.split)
+        told = {"taken": taken, "left": left, "notes": [*self._notes(earlier, run), *said], "seen": said}
+        return Taken(tensors, kept, {**facts, "sha256": digest, **told}, seen, seen.spoils(here, self.split))
 
     def _shared(self, earlier: Trained, head: str, taken: list[str], left: list[str]) -> dict[str, Tensor]:
         there, name = earlier.handed_on(), earlier.config.method
@@ -106,7 +117,9 @@ class Beginning:
             left.append(f"{_listed(missing)} (what {name} shares: {earlier.method.shares})")
         return found
 
-    def _kept(self, earlier: Trained, head: str, taken: list[str], left: list[str]) -> dict[str, dict[str, Tensor]]:
+    def _kept(
+        self, earlier: Trained, head: str, same: tuple[dict[int, int], str], taken: list[str], left: list[str]
+    ) -> dict[str, dict[str, Tensor]]:
         there, theirs = earlier.kept, {**type(earlier.method).keeps, "buffers": Keep("buffers")}
         wanted = {**self.keeps}
         if self.layout.buffers_policy == "local" and self.layout.size("buffers"):
@@ -126,7 +139,7 @@ class Beginning:
             left.append(f"{_listed(passing)} of clients (made anew at the end of a run)")
         if unfit:  # what a client keeps belongs together
             left.append(f"what clients keep ({_some(unfit)})")
-        places, strangers = self._same_clients(earlier)
+        places, strangers = same
         names = [n for n in why if not unfit]
         rows = {n: _of_clients(there[n], places) for n in names}
         rows = {n: found for n, found in rows.items() if len(found["ids"])}
@@ -147,20 +160,22 @@ class Beginning:
             return f"it has a head: {head}"
         return "" if _columns(self.layout, here.what) == _columns(layout, here.what) else "its tensors are others"
 
-    def _same_clients(self, earlier: Trained) -> tuple[dict[int, int], str]:
+    def _same_clients(self, earlier: Trained, keys: Keys | None, own: Keys) -> tuple[dict[int, int], str]:
         """The number here of each client that was there, and in words who is not the same."""
-        there, here = {name: c for c, name in enumerate(earlier.names)}, self.split
-        named = [(c, there[name]) for c, name in enumerate(here.names) if name in there]
-        new = here.clients - len(named)
-        same = named
-        if earlier.split is None or not {here.partition, earlier.split.partition} <= {*BROUGHT}:
-            alike = earlier.split is not None and earlier.fingerprint() == fingerprint(self.source)
-            then = earlier.split
-            same = [(c, o) for c, o in named if alike and then is not None and _holds(here, c) == _holds(then, o)]
+        there, here, then = {name: c for c, name in enumerate(earlier.names)}, self.split, earlier.split
+        same: dict[int, int] = {}
+        if then is not None and _named(then) and _named(here):
+            same = {there[name]: c for c, name in enumerate(here.names) if name in there}
+        elif then is not None and keys is not None:
+            where = {_holds(then, o, keys): o for o in range(then.clients)}
+            found = [(where.get(_holds(here, c, own)), c) for c in range(here.clients)]
+            same = {o: c for o, c in found if o is not None}
+        others = [name for c, name in enumerate(here.names) if c not in same.values()]
+        new = sum(name not in there for name in others)
         words = [f"{new} clients that are new"] if new else []
-        if len(same) < len(named):
-            words.append(f"{len(named) - len(same)} clients that hold other samples than those of this name did")
-        return {o: c for c, o in same}, " and of ".join(words)
+        if new < len(others):
+            words.append(f"{len(others) - new} clients that hold other samples than those of this name did")
+        return same, " and of ".join(words)
 
     def _of_server(self, earlier: Trained) -> list[str]:
         """What the server of a run of the same method remembers besides, which begins anew."""
@@ -173,20 +188,37 @@ class Beginning:
         return [f"the server's {_listed(names)}"] if names else []
 
     def _notes(self, earlier: Trained, run: str) -> list[str]:
-        """What is to be said where the earlier run has trained on what is tested on here, or on other inputs."""
+        """What is to be said where the earlier run has trained on other inputs."""
         notes = []
         like, pixels = earlier.samples, self.dataset.x.dtype == np.uint8
         if pixels and (like.mean, like.std) != (self.dataset.mean, self.dataset.std):
             notes.append(f"pixels are normalised otherwise here than they were in {run}, which this run begins with")
-        if earlier.split is not None and earlier.fingerprint() == fingerprint(self.source):
-            train, test = np.concatenate(earlier.split.train), np.concatenate(self.split.test)
-            seen = int(np.isin(test, train).sum())
-            if seen:
-                notes.append(
-                    f"{seen} of the {len(test)} test samples were training samples of {run}, which this run begins "
-                    "with: the accuracy is not one on unseen samples; take the seed and the split of that run"
-                )
+        if bool(like.columns) != bool(self.dataset.columns):
+            notes.append(
+                f"only one of this run and {run}, which it begins with, has samples from a table with named columns: "
+                "whether its inputs mean the same here cannot be told"
+            )
+        elif said := scaled_otherwise(like.preparations, self.dataset.preparations):
+            notes.append(f"a table is prepared otherwise here than in {run}, which this run begins with: {said}")
         return notes
+
+
+def _check_columns(like: Samples, dataset: Dataset, run: str) -> None:
+    """UsageError if both are tables and an input is another column, or another word of a category."""
+    there, here = like.columns, dataset.columns
+    if not there or not here or there == here:
+        return
+    if sorted(there) == sorted(here):
+        place = next(i for i, (a, b) in enumerate(zip(there, here, strict=True)) if a != b)
+        why = f"the columns stand in another order: input {place + 1} was {there[place]!r} and is {here[place]!r} here"
+    else:
+        gone, new = ([n for n in a if n not in b] for a, b in ((there, here), (here, there)))
+        said = [f"{_listed(names)} {where}" for names, where in ((gone, "only there"), (new, "only here")) if names]
+        why = f"the inputs are other columns, or other words of categories: {'; '.join(said)}"
+    raise UsageError(
+        f"start_from={run!r}: its model does not fit these tables: {why}; bring the tables into the form that run had, "
+        "or start without it"
+    )
 
 
 def _others(earlier: Trained, layout: Layout, network: nn.Module) -> dict[str, str]:
@@ -212,10 +244,14 @@ def _reason_of_head(others: Mapping[str, str], like: Samples, dataset: Dataset) 
         return _some(others)
     if like.targets != dataset.targets:
         return f"its outputs are for {like.targets}, and these data have {dataset.targets}"
-    names = tuple(dataset.class_names) or tuple(str(i) for i in range(dataset.classes))
+    names = _class_names(dataset)
     if dataset.targets == "classes" and like.names() != names:
         return f"its outputs stand for other classes: {_listed(like.names())} there, {_listed(names)} here"
     return ""
+
+
+def _class_names(dataset: Dataset) -> tuple[str, ...]:
+    return tuple(dataset.class_names) or tuple(str(i) for i in range(dataset.classes))
 
 
 def _columns(layout: Layout, part: str) -> list[tuple[str, torch.Size]]:
@@ -224,9 +260,15 @@ def _columns(layout: Layout, part: str) -> list[tuple[str, torch.Size]]:
     return [(s.name, s.shape) for s in layout.slots if columns.start <= s.start < columns.stop]
 
 
-def _holds(split: Split, client: int) -> frozenset[int]:
+def _named(split: Split) -> bool:
+    """Whether the names of its clients say who they are."""
+    return split.partition in BROUGHT and split.named
+
+
+def _holds(split: Split, client: int, keys: Keys) -> bytes:
+    """What a client has, in whatever order."""
     parts = (split.train[client], split.validation[client], split.test[client])
-    return frozenset(np.concatenate(parts).tolist())
+    return np.sort(keys[np.concatenate(parts)]).tobytes()
 
 
 def _of_clients(found: Mapping[str, Tensor], places: Mapping[int, int]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedkin.errors import DataError
 from fedkin.rounds import Job
+from fedkin.rounds.seen import Seen
 from fedkin.rounds.warm import Taken
 from fedkin.runs import checkpoint
 from fedkin.runs.folder import CHECKPOINTS, RunInfo
@@ -23,6 +24,7 @@ def save(folder: Path, job: Job) -> None:
     """Keep what a run begins with in its folder."""
     if job.taken is not None:
         state = {"tensors": dict(job.taken.tensors), "kept": {k: dict(v) for k, v in job.taken.kept.items()}}
+        state["seen"] = job.taken.seen.state()
         with checkpoint.writing(folder / CHECKPOINTS / START):
             checkpoint.save(folder / CHECKPOINTS, START, 0, state)
 
@@ -34,7 +36,8 @@ def kept(info: RunInfo) -> Taken | None:
         return None
     try:
         state = checkpoint.load(info.path / CHECKPOINTS, START, torch.device("cpu"), np.zeros(0, np.int64))
-        return Taken(dict(state["tensors"]), {k: _rows(v) for k, v in state["kept"].items()}, facts)
+        rows = {k: _rows(v) for k, v in state["kept"].items()}
+        return Taken(dict(state["tensors"]), rows, facts, Seen.of_state(state.get("seen")))
     except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
             f"run {info.id!r} began with what another had learnt, and its copy of that cannot be read ({error}): "

@@ -181,12 +181,13 @@ class RunInfo:
     @property
     def began_with(self) -> dict[str, Any]:
         """The run that it started from: `run`, `method`, `round`, the `sha256` of what was taken over, and in words
-        what was `taken`, what was `left` and `notes`; empty if it started from none."""
+        what was `taken`, what was `left` and `notes`, of these those on samples `seen` before; empty if it started from
+        none."""
         found = self.raw.get("start")
         if not isinstance(found, dict):
             return {}
         told = {k: found.get(k) for k in ("run", "method", "round", "sha256")}
-        listed = {k: v if isinstance(v := found.get(k), list) else [] for k in ("taken", "left", "notes")}
+        listed = {k: v if isinstance(v := found.get(k), list) else [] for k in ("taken", "left", "notes", "seen")}
         return {**told, **{k: [str(w)[:1000] for w in v] for k, v in listed.items()}}
 
     @property

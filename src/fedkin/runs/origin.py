@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.config import STATE_MARK, Config
-from fedkin.errors import DataError
+from fedkin.errors import DataError, UsageError
 from fedkin.rounds.trained import Trained
 from fedkin.runs import checkpoint
 from fedkin.runs.catalogue import Catalogue
@@ -29,6 +29,20 @@ def resolved(config: Config) -> Config:
     found = checkpoint.names(run.path / CHECKPOINTS)[0]
     where = run.info.id if os.sep not in said else str(run.path)
     return replace(config, start_from=_named(where, _hash(run, found)), given=config.asked)
+
+
+def check_repeatable(said: Any) -> None:
+    """UsageError for `last`, where the same call is to go on with its runs: they would be the last ones then."""
+    if said == "last":
+        raise UsageError(
+            "start_from='last': given again, the same call would begin with the last of its own runs, and not go on; "
+            "give the run's name (fedkin runs lists them)"
+        )
+
+
+def name_of(config: Config) -> str:
+    """The run that it starts from, without the hash; empty if it starts from none."""
+    return (config.start_from or "").partition(STATE_MARK)[0]
 
 
 def of_result(trained: Trained, run: str | None) -> str:

@@ -19,6 +19,7 @@ from fedkin.options import describe
 from fedkin.robust import make_attack
 from fedkin.rounds import named_spec
 from fedkin.rounds.settings import idle, refuse, settled
+from fedkin.runs.origin import check_repeatable
 
 MOST_CELLS = 20_000
 Axes = dict[str, list[Any]]
@@ -43,6 +44,8 @@ def expand(
     owners = [{m: _options_of(own.get(m) or METHODS[m]) for m in methods} for methods in listed]
     _check_options(list(common), {m: names for known in owners for m, names in known.items()})
     for axes, known in zip(every, owners, strict=True):
+        for said in (base.get("start_from"), *axes.get("start_from", ())):
+            check_repeatable(said)
         _check_options([k.removeprefix("options.") for k in axes if k.startswith("options.")], known)
         size = 1
         for values in axes.values():

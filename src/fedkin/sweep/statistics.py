@@ -129,6 +129,15 @@ class Outcome:
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"run {info.id!r} has no result that can be read ({error!r})") from None
 
+    @property
+    def seen(self) -> Sequence[str]:
+        """What is to be said of its samples for tests and choices, where it began with a run that had trained on
+        some."""
+        if isinstance(self.source, RunFolder):
+            told: list[str] = self.source.info.began_with.get("seen", [])
+            return told
+        return self.source.prepared.seen
+
     @cached_property
     def tested_on(self) -> str:
         """Hash of who is tested on which samples, where the run kept its split; else that of the whole split."""
@@ -208,6 +217,11 @@ class Group(groups.Group[Outcome]):
         return {o.seed: o.stopped for o in self.outcomes if o.stopped is not None}
 
     @property
+    def seen(self) -> dict[int, str]:
+        """Seeds that began with a run which had trained on samples for tests or choices, and which."""
+        return {o.seed: "; ".join(o.seen) for o in self.outcomes if o.seen}
+
+    @property
     def points(self) -> list[str]:
         """When models were evaluated."""
         return list(dict.fromkeys(o.eval_point for o in self.outcomes))
@@ -250,6 +264,7 @@ class Group(groups.Group[Outcome]):
             "times": {part: self.time(part) for part in PARTS},
             "diverged": {str(seed): why for seed, why in self.diverged.items()},
             "stopped": {str(seed): round for seed, round in self.stopped.items()},
+            "seen": {str(seed): said for seed, said in self.seen.items()},
             "splits": [o.split for o in self.outcomes],
             "select": self.choice,
         }

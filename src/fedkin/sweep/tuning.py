@@ -30,6 +30,7 @@ from fedkin.sweep.loaded import Data
 from fedkin.sweep.runner import Cell, Watcher, run_sweep
 from fedkin.sweep.search import Axis, chosen, combinations
 from fedkin.sweep.statistics import Outcome
+from fedkin.sweep.unseen import check_unseen
 from fedkin.version import VERSION
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ def tune(
     }
     how |= {"watcher": watcher, "tracked": search.base.runs_dir is not None, "data": Data()}
     signal = None
+    check_unseen([chosen(search.base, {}, seed) for seed in search.seeds], search.given, how["data"])
     with Study(store, search.space, search.base.seed, warmup) as study:
         while signal is None and (end is None or time.monotonic() < end):
             batch, ended = study.begun()[:width], len(study.ended())
