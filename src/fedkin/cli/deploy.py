@@ -335,13 +335,14 @@ def local_cluster(
     The data set is dealt to N files, one for each client. All processes end with the run.
     """
     from fedkin.deploy.cluster import run_cluster
-    from fedkin.plugins import loaded
+    from fedkin.plugins import given
 
     use_plugins(plugin)
     # deals any data set to any number of clients
     usual = {} if is_folder(settings.get("data") or Config().data) else {"partition": "dirichlet:0.5"}
     config = run_config_of(method, {**usual, **settings, "clients": str(number)}, set_ or [])
-    files = [p.path for p in loaded()]
-    models = run_cluster(config, Path(folder).expanduser(), insecure=insecure, plugins=files, say=_say, out=sys.stderr)
+    models = run_cluster(
+        config, Path(folder).expanduser(), insecure=insecure, plugins=given(), say=_say, out=sys.stderr
+    )
     for name, path in models.items():
         print(f"{name}: {path}")
