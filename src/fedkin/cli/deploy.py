@@ -17,6 +17,7 @@ from fedkin.cli.extras import Plugins, use_plugins
 from fedkin.cli.flags import from_file, is_file, run_config_of
 from fedkin.config import Config, is_folder
 from fedkin.errors import UsageError
+from fedkin.rounds.words import printable
 
 KEYS_HELP = "The folder that `fedkin keys new` made."
 Insecure = Annotated[
@@ -306,7 +307,7 @@ def client(
 
 
 def _line(text: str) -> None:
-    print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}", flush=True)
+    print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {printable(text)}", flush=True)
 
 
 @command(
