@@ -19,6 +19,7 @@ pytest.importorskip("cryptography")
 
 from typer.testing import CliRunner
 
+from fedkin import plugins
 from fedkin.cli.application import app
 from fedkin.config import make_config
 from fedkin.core import notes
@@ -39,6 +40,7 @@ from fedkin.engines.rehearsal import most_bytes
 from fedkin.engines.remote import Arrival, Bounds, Delivery, Invalid, Remote, Terms, TooFew
 from fedkin.errors import DataError, FedKinError
 from fedkin.methods.ditto import Ditto
+from fedkin.models import MODELS
 from fedkin.rounds import comparable
 
 # ---------------------------------------------------------------- the state on disk
@@ -259,6 +261,38 @@ def test_invitations_are_checked(tmp_path: Path, change: dict[str, Any], why: st
     assert reply.fields["kind"] == "failed"
     assert why in reply.fields["reason"]
     assert told.worker.joined is None
+
+
+FILE = """
+from pathlib import Path
+import fedkin as fk
+
+def wipe():
+    Path("wiped").touch()
+
+@fk.MODELS.register("ending")
+def ending():
+    raise SystemExit(3)
+"""
+
+
+def test_an_invitation_calls_nothing_in_a_file_but_its_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(MODELS, "_files", {})
+    monkeypatch.setattr(MODELS, "_entries", dict(MODELS.items()))
+    (tmp_path / "helpers.py").write_text(FILE)
+    plugins.give("helpers.py")
+    told = Told(tmp_path, "ditto")
+    config = {k: v for k, v in told.job.config.to_dict().items() if k in TRAVELS}
+    for model, why in (("helpers.py:wipe", "nobody at this machine said"), ("ending", "SystemExit")):
+        reply = told.join(config={**config, "model": model})
+        assert reply.fields["kind"] == "failed"
+        assert why in reply.fields["reason"]
+    assert not (tmp_path / "wiped").exists()
+    assert told.join().fields["kind"] == "joined"
 
 
 def test_an_exception_leaves_the_state_of_the_last_exchange(tmp_path: Path) -> None:

@@ -181,6 +181,17 @@ def test_colours_of_16_bits_are_refused(sites: Path) -> None:
         read(sites, image_mode="rgb")
 
 
+def test_a_png_that_does_not_begin_with_its_header_is_refused(sites: Path) -> None:
+    """Its depth is not where one looks for it, and Pillow reads it nevertheless."""
+    deep = sites / "rome" / "cat" / "deep.png"
+    whole, note = colours(12, 10, 16, bytes(10 * (1 + 12 * 6))), b"tEXta\0" + b"\x08" * 40
+    early = struct.pack(">I", len(note) - 4) + note + struct.pack(">I", zlib.crc32(note))
+    deep.write_bytes(whole[:8] + early + whole[8:])
+    assert Image.open(deep).mode == "RGB"
+    with pytest.raises(DataError, match=r"deep.png does not begin with the header of a PNG; save it again"):
+        read(sites, image_mode="rgb")
+
+
 def test_damage_is_always_said_with_the_file(sites: Path) -> None:
     rng = np.random.default_rng(0)
     for kind, suffix in (("PNG", ".png"), ("JPEG", ".jpg")):

@@ -100,8 +100,9 @@ def test_a_run_takes_a_network_from_a_file_and_goes_on_only_with_that_file(tmp_p
     plugins._loaded.clear()
     MODELS._files.clear()  # type: ignore[attr-defined]
     longer = ["resume", run.name, "--rounds", "2"]
-    assert "give it again, --plugin" in call(*longer).stderr
-    assert call(*longer, "--plugin", "own.py").exit_code == 0
+    assert f"give it again, --plugin {tmp_path / 'own.py'}:Net" in call(*longer).stderr
+    assert "nobody at this machine said that 'Net' in own.py is a network" in call(*longer, "--plugin", "own.py").stderr
+    assert call(*longer, "--plugin", "own.py:Net").exit_code == 0
     assert call("export", run.name, "--to", "models", "--client", "client-0", "--plugin", "own.py").exit_code == 0
     (tmp_path / "own.py").write_text(OWN + "# changed\n")
     assert "changed since" in call("resume", run.name, "--rounds", "3", "--plugin", "own.py").stderr
@@ -115,7 +116,7 @@ def test_a_comparison_and_other_processes_know_the_file() -> None:
 
 def test_weights_that_came_with_a_network_in_a_file_can_be_kept() -> None:
     job = {"model": "own.py:made", "rounds": 1, "clients": 5, "device": "cpu", "lr": 1e-30}
-    plugins.load("own.py")
+    plugins.give("own.py:made")
     kept = fk.run("fedavg", init="given", **job)  # type: ignore[arg-type]
     assert kept.personal(0).network.head.weight.abs().max() < 1e-6
     drawn = fk.run("fedavg", **job)  # type: ignore[arg-type]
@@ -143,7 +144,8 @@ def test_a_settings_file_runs_no_code(tmp_path: Path) -> None:
     refused = call("run", "x.toml", *TINY)
     assert refused.exit_code == 2
     assert "stands in a file of yours, which is only run where you name it: --plugin own.py" in refused.stderr
-    assert call("run", "x.toml", *TINY, "--plugin", "own.py").exit_code == 0
+    assert call("run", "x.toml", *TINY, "--plugin", "own.py").exit_code == 2, "nor does it say what is a network"
+    assert call("run", "x.toml", *TINY, "--plugin", "own.py:Net").exit_code == 0
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "own.py").write_text(OWN)
     both = call("run", "fedavg", "--model", "more/own.py:Net", "--plugin", "own.py", *TINY)
@@ -163,6 +165,54 @@ def test_a_model_file_of_such_a_network_is_used_with_the_file(tmp_path: Path) ->
     found = json.loads(call(*ask).stdout)
     assert found["samples"] == 3
     MODELS._files.clear()
-    refused = call(*ask)
-    assert refused.exit_code == 2
-    assert "--plugin FILE.py" in refused.stderr
+    plugins._loaded.clear()
+    for more in ([], ["--plugin", "own.py"]):
+        refused = call(*ask, *more)
+        assert refused.exit_code == 2
+        assert "--plugin FILE.py:NAME" in refused.stderr
+    assert call(*ask, "--plugin", "own.py:Net").exit_code == 0
+
+
+HELPERS = """
+from os import abort
+from pathlib import Path
+import fedkin as fk
+from torch import nn
+
+def wipe():
+    Path("wiped").touch()
+    raise SystemExit(3)
+
+@fk.MODELS.register("wide")
+def wide(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+fk.MODELS.register("flat")(nn.Flatten)
+Flat = nn.Flatten
+"""
+
+
+def test_of_a_file_only_what_it_registers_or_its_person_named_is_a_network(tmp_path: Path) -> None:
+    (tmp_path / "helpers.py").write_text(HELPERS)
+    plugins.give("helpers.py")
+    for name in ("wipe", "abort", "Path", "fk", "nn", "Flat", "__name__"):
+        assert f"helpers.py:{name}" not in MODELS
+        with pytest.raises(UsageError, match="nobody at this machine said"):
+            build(f"helpers.py:{name}", (1, 8, 8), 10)
+    assert not (tmp_path / "wiped").exists()
+    assert isinstance(build("helpers.py:wide", (1, 8, 8), 10), nn.Sequential), "the file registers it"
+    assert plugins.given() == [str(tmp_path / "helpers.py")]
+    plugins.give("helpers.py:Flat")
+    assert "helpers.py:Flat" in MODELS
+    assert plugins.given() == [str(tmp_path / "helpers.py"), f"{tmp_path / 'helpers.py'}:Flat"]
+
+
+def test_a_model_file_calls_no_function_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "helpers.py").write_text(HELPERS)
+    card = fk.use.model_file.Card("helpers.py:wipe", (1, 8, 8), 10)
+    fk.use.model_file.save("evil.safetensors", nn.Linear(2, 2), card)
+    np.savez("new.npz", x=np.zeros((3, 1, 8, 8), np.float32))
+    asked = call("predict", "--model", "evil.safetensors", "--data", "new.npz", "--plugin", "helpers.py")
+    assert asked.exit_code == 2
+    assert "the network 'helpers.py:wipe' is not known here" in asked.stderr
+    assert not (tmp_path / "wiped").exists()

@@ -31,8 +31,9 @@ from fedkin.rounds import Result, RoundRecord
 from fedkin.runs import start as runs
 from fedkin.runs.catalogue import Broken, Catalogue, diff, runs_folder
 from fedkin.runs.database import TABLES
-from fedkin.runs.folder import RunFolder, RunInfo, check_name
+from fedkin.runs.folder import RunFolder, RunInfo, _write, check_name
 from fedkin.runs.recorder import Recorder
+from fedkin.runs.spreadsheet import inert
 
 TINY: dict[str, Any] = {
     "clients": 6,
@@ -335,7 +336,7 @@ def test_runs_are_found_by_name_beginning_or_last(home: Path) -> None:
         Catalogue(home / "nowhere").find("last")
 
 
-@pytest.mark.parametrize("name", ["../fedavg", "a/b", "", "..", ".", "x" * 101, "a\0b", "a b", "ü"])
+@pytest.mark.parametrize("name", ["../fedavg", "a/b", "", "..", ".", "x" * 101, "a\0b", "a b", "ü", "--plugin", "-h"])
 def test_names_that_climb_are_refused(name: str, home: Path) -> None:
     with pytest.raises(UsageError, match="names are"):
         check_name(name)
@@ -696,3 +697,24 @@ def test_the_split_names_samples_and_not_what_attackers_make_of_them(attack: str
     for part in ("train", "test"):
         assert all(np.array_equal(a, b) for a, b in zip(one[part], other[part], strict=True))
     assert np.array_equal(one["class_counts_test"], other["class_counts_test"])
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("=1+1", "'=1+1"),
+        ("\n=1+1", "'\n'=1+1"),
+        (" @x", " '@x"),
+        ("x;=1+1;y", "x;'=1+1;y"),
+        ("a\t+b", "a\t'+b"),
+        ("-0.5", "-0.5"),
+        ("co-pfl; a=1", "co-pfl; a=1"),
+        ("client-0", "client-0"),
+    ],
+)
+def test_no_text_in_a_table_is_a_formula(text: str, kept: str, tmp_path: Path) -> None:
+    """Neither where it begins nor where a spreadsheet splits lines at semicolons."""
+    assert inert(text) == kept
+    _write(tmp_path / "t.csv", {"name": [text], "value": [-0.5]}, "csv")
+    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
+        assert list(csv.reader(file)) == [["name", "value"], [kept, "-0.5"]]

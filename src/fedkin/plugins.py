@@ -82,6 +82,22 @@ def load(path: str | Path) -> Plugin:
     return _loaded[place]
 
 
+def give(word: str) -> None:
+    """What --plugin says: a file to run, or FILE.py:NAME, which says too that NAME in it is a network."""
+    if word.rpartition(":")[0].endswith(".py"):
+        as_model(word)
+    else:
+        load(word)
+
+
+def given() -> list[str]:
+    """What to say with --plugin in another process, for all that was said in this one."""
+    from fedkin.models import MODELS
+
+    named = [f"{p.path}:{name}" for p in _loaded.values() for name in MODELS.named_in(Path(p.path).name)]
+    return [*_loaded, *named]
+
+
 def own_network(where: str) -> Any:
     """What a file calls by this name, `my_net.py:Net`: a network, its class or a function that makes one. The file is
     run, and registers what it registers."""
@@ -102,8 +118,8 @@ def names_network(word: str | None) -> bool:
 
 
 def as_model(where: str) -> str:
-    """Runs the file in FILE.py:NAME; the name under which its network is a setting, and is found wherever the file is
-    run as a plugin: that of the file without its folder, and that of the network."""
+    """Runs the file in FILE.py:NAME, and takes what it calls so for a network; the name under which that is a setting:
+    that of the file without its folder, and that of the network."""
     from fedkin.models import MODELS
 
     own_network(where)
@@ -111,7 +127,8 @@ def as_model(where: str) -> str:
     place, file = str(Path(path).resolve()), Path(path).name
     other = next((p.path for p in _loaded.values() if Path(p.path).name == file and p.path != place), None)
     if other is not None:
-        raise UsageError(f"--model {where}: another file of this name was run, {other}; give one of them another name")
+        raise UsageError(f"{where}: another file of this name was run, {other}; give one of them another name")
+    MODELS.name_in(file, name)
     MODELS[f"{file}:{name}"]  # refused where it cannot serve
     return f"{file}:{name}"
 
@@ -136,8 +153,9 @@ def facts(config: Config) -> list[dict[str, str]]:
     return [{"path": p.path, "sha256": p.sha256} for p in used_by(config)]
 
 
-def require(run: str, recorded: Any) -> None:
-    """Refuses to go on with a run whose plugins are not loaded, or are no longer what they were."""
+def require(run: str, recorded: Any, model: object = None) -> None:
+    """Refuses to go on with a run whose plugins are not loaded, or are no longer what they were. `model`: what its
+    network is called."""
     entries = recorded if isinstance(recorded, Sequence) and not isinstance(recorded, str) else []
     here = {p.sha256 for p in _loaded.values()}
     for entry in entries:
@@ -151,8 +169,10 @@ def require(run: str, recorded: Any) -> None:
                 f"run {run!r} cannot go on: the plugin {path} changed since (sha256 {same_name.sha256[:12]} now, "
                 f"{sha[:12]} then); restore the file, or start a new run"
             )
+        file, _, name = str(model).rpartition(":")
+        word = f"{path}:{name}" if file == Path(path).name else path
         raise UsageError(
-            f"run {run!r} uses the plugin {path}: give it again, --plugin {path} (which runs that file's code)"
+            f"run {run!r} uses the plugin {path}: give it again, --plugin {word} (which runs that file's code)"
         )
 
 
@@ -182,6 +202,8 @@ __all__ = [
     "Plugin",
     "as_model",
     "facts",
+    "give",
+    "given",
     "identity_of",
     "load",
     "loaded",

@@ -17,11 +17,12 @@ from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from fedkin.cli.spoken import as_flags
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.options import said
-from fedkin.rounds.words import seconds
+from fedkin.rounds.words import printable, seconds
 
 ACCENT = "cyan"
 PLAIN_WIDTH = 160
@@ -44,10 +45,17 @@ def on_terminal(console: Console) -> bool:
     return console.file.isatty() and not console.is_dumb_terminal
 
 
+class Screen(Console):
+    """A console on which no text controls the terminal, wherever it came from: a table, a run folder, a site."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(printable(text), **how)
+
+
 def _console(stream: Any, stderr: bool) -> Console:
     """A terminal keeps its own width; files and pipes get wide lines, so that tables stay whole."""
     fixed = None if stream.isatty() or os.environ.get("COLUMNS") else PLAIN_WIDTH
-    return Console(emoji=False, stderr=stderr, width=fixed, highlight=False, soft_wrap=False)
+    return Screen(emoji=False, stderr=stderr, width=fixed, highlight=False, soft_wrap=False)
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -84,7 +92,7 @@ def resume_command(run: Path) -> str:
 
 def safe(text: str) -> str:
     """Text of unknown origin: neither markup nor control characters take effect."""
-    return escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text))
+    return escape(printable(text))
 
 
 def complain(text: str) -> None:

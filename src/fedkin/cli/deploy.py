@@ -17,6 +17,7 @@ from fedkin.cli.extras import Plugins, use_plugins
 from fedkin.cli.flags import from_file, is_file, run_config_of
 from fedkin.config import Config, is_folder
 from fedkin.errors import UsageError
+from fedkin.rounds.words import printable
 
 KEYS_HELP = "The folder that `fedkin keys new` made."
 Insecure = Annotated[
@@ -306,7 +307,7 @@ def client(
 
 
 def _line(text: str) -> None:
-    print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}", flush=True)
+    print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {printable(text)}", flush=True)
 
 
 @command(
@@ -335,13 +336,14 @@ def local_cluster(
     The data set is dealt to N files, one for each client. All processes end with the run.
     """
     from fedkin.deploy.cluster import run_cluster
-    from fedkin.plugins import loaded
+    from fedkin.plugins import given
 
     use_plugins(plugin)
     # deals any data set to any number of clients
     usual = {} if is_folder(settings.get("data") or Config().data) else {"partition": "dirichlet:0.5"}
     config = run_config_of(method, {**usual, **settings, "clients": str(number)}, set_ or [])
-    files = [p.path for p in loaded()]
-    models = run_cluster(config, Path(folder).expanduser(), insecure=insecure, plugins=files, say=_say, out=sys.stderr)
+    models = run_cluster(
+        config, Path(folder).expanduser(), insecure=insecure, plugins=given(), say=_say, out=sys.stderr
+    )
     for name, path in models.items():
         print(f"{name}: {path}")

@@ -13,9 +13,10 @@ Plugins = Annotated[
     list[str] | None,
     typer.Option(
         "--plugin",
-        metavar="FILE.py",
+        metavar="FILE.py[:NAME]",
         help="Run this file of your own first: it registers methods, attacks, "
-        "rules, networks, tasks or data. Can be repeated. Give only files that you trust.",
+        "rules, networks, tasks or data; with :NAME, what it calls NAME is a network. Can be repeated. Give only files "
+        "that you trust.",
     ),
 ]
 SinkFlags = Annotated[
@@ -71,10 +72,10 @@ def spread(together: int | None, jobs: int, devices: str | None, budget: float |
 def use_plugins(files: Sequence[str] | None) -> None:
     """Runs the files given with --plugin."""
     if files:
-        from fedkin.plugins import load
+        from fedkin.plugins import give
 
         for file in files:
-            load(file)
+            give(file)
 
 
 def sinks_of(specs: Sequence[str] | None) -> list[str]:

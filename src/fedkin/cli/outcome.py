@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from fedkin.cli.console import percent, print_json, scores, screen, spent
+from fedkin.cli.console import percent, print_json, safe, scores, screen, spent
 from fedkin.config import POINTS
 from fedkin.core import notes
 from fedkin.options import said
@@ -97,7 +97,7 @@ def _others(result: Result) -> dict[str, str]:
     """The metrics beside the main one, each the mean over the clients that have it."""
     units = {m.name: m.unit for m in result.prepared.extra}
     found = result.kept.metrics
-    shown = [f"{name} {said(value, units[name])}{' %' if units[name] else ''}" for name, value in found.items()]
+    shown = [f"{safe(name)} {said(value, units[name])}{' %' if units[name] else ''}" for name, value in found.items()]
     return {"metrics": f"{', '.join(shown)}  [dim](mean over clients)[/]"} if shown else {}
 
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 
 from fedkin.cli.console import ACCENT, messages, on_terminal
-from fedkin.rounds.words import seconds
+from fedkin.rounds.words import printable, seconds
 
 
 class Turning:
@@ -29,7 +29,7 @@ class Turning:
         return time.monotonic() - self.begun
 
     def line(self, text: str) -> RenderableType:
-        self._spinner.update(text=f"[dim]{text}[/]")
+        self._spinner.update(text=f"[dim]{printable(text)}[/]")
         return self._spinner
 
     def __rich__(self) -> RenderableType:

@@ -161,7 +161,10 @@ def read_image(file: Path, shown: Shown) -> Array:
 def _bits(file: Path) -> int:
     """Of each value, as the header of a PNG says."""
     with file.open("rb") as opened:
-        return opened.read(25)[24]
+        begin = opened.read(25)
+    if begin[12:16] != b"IHDR":  # decoders read on until they find it
+        raise DataError(f"{file} does not begin with the header of a PNG; save it again")
+    return begin[24]
 
 
 def pixels(file: object, image: Any, shown: Shown) -> Array:

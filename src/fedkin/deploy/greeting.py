@@ -186,7 +186,7 @@ def misfit(run: Sequence[Facts], late: Facts) -> str | None:
     known = together(run)[2]
     foreign = [v for v in late.labels if v not in {*known}]
     if foreign:
-        some = ", ".join(map(str, known[:20])) + (", ..." if len(known) > 20 else "")
+        some = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
         return f"it has the class {foreign[0]!r}, which the run does not know (it knows {some})"
     return None
 

@@ -161,7 +161,7 @@ class Worker:
         except FedKinError as error:
             self.say(f"failed: {error}")
             return self._failed(str(error)[:500])
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a network's own code may try to end the process
             self.say(f"failed: {''.join(traceback.format_exception(error))}")
             return self._failed(f"{type(error).__name__}; the site's log says more")
 

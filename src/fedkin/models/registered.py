@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -35,13 +35,26 @@ class ModelEntry:
     called: str = ""
 
 
+@dataclass(frozen=True)
+class _File:
+    """A file that was run: its names, and which of these the person at this machine said are networks."""
+
+    place: str
+    names: Mapping[str, Any]
+    named: set[str] = field(default_factory=set)
+
+
 class Networks(Registry[ModelEntry]):
     """A registry that takes a user's class, or a function that makes a network, as it is, and that finds networks in
-    the files that were run, which it does not list."""
+    the files that were run, which it does not list.
+
+    Names come from strangers too (invitations, model files, run folders), so a file's own functions are called only
+    where the file registers them, or where the person at this machine said that they are networks."""
 
     def __init__(self) -> None:
         super().__init__("model")
-        self._files: dict[str, Mapping[str, Any]] = {}
+        self._files: dict[str, _File] = {}
+        self._registered: list[Any] = []
 
     def register(self, name: str) -> Callable[[Any], Any]:
         """A decorator that adds a `ModelEntry`, an nn.Module class, or a function that makes a network."""
@@ -57,6 +70,7 @@ class Networks(Registry[ModelEntry]):
                     f"not a {kind} that is made already, with which all runs would begin"
                 )
             entry, known = _entry(f"model {name!r}", given), self._entries.get(name)
+            self._registered.append(given)
             if known is not None and known.called == entry.called:  # its file was run before
                 self._entries[name] = entry
             else:
@@ -66,8 +80,18 @@ class Networks(Registry[ModelEntry]):
         return checked
 
     def file(self, path: str, names: Mapping[str, Any]) -> None:
-        """A file that was run: what it calls NAME is found as FILE.py:NAME from now on."""
-        self._files[PurePath(path).name] = names
+        """A file that was run: the networks that it registers are found as FILE.py:NAME, too, from now on."""
+        known = self._files.get(PurePath(path).name)
+        named = known.named if known is not None and known.place == path else set()
+        self._files[PurePath(path).name] = _File(path, names, named)
+
+    def name_in(self, file: str, name: str) -> None:
+        """The person at this machine says that what a file calls so is a network."""
+        self._files[file].named.add(name)
+
+    def named_in(self, file: str) -> list[str]:
+        """What they said so of."""
+        return sorted(self._files[file].named) if file in self._files else []
 
     def __getitem__(self, name: str) -> ModelEntry:
         found = self._in_file(name)
@@ -80,16 +104,29 @@ class Networks(Registry[ModelEntry]):
         file, _, inside = name.rpartition(":") if isinstance(name, str) else ("", "", "")
         if not file.endswith(".py"):
             return None
-        names = self._files.get(file)
-        if names is not None and inside in names:
-            return names[inside]
+        known = self._files.get(file)
+        if known is not None and inside in known.names:
+            found = known.names[inside]
+            if inside in known.named or self._registers(known, found):
+                return found
         if not strict:
             return None
-        if names is not None:
-            raise unknown(f"name in {file}", inside, networks_in(names))
+        if known is None:
+            raise UsageError(
+                f"model {name!r} stands in a file of yours, which is only run where you name it: --plugin {name} "
+                "(from Python, give the network itself)"
+            )
+        if inside not in known.names:
+            raise unknown(f"name in {file}", inside, networks_in(known.names))
         raise UsageError(
-            f"model {name!r} stands in a file of yours, which is only run where you name it: --plugin {file} (from "
-            "Python, give the network itself)"
+            f"model {name!r}: nobody at this machine said that {inside!r} in {file} is a network, and what else is in "
+            f"a file is not called by its name: say so with --plugin {name}, or register it in the file, "
+            '@fedkin.MODELS.register("NAME")'
+        )
+
+    def _registers(self, file: _File, found: Any) -> bool:
+        return getattr(found, "__module__", None) == file.names.get("__name__") and any(
+            found is given for given in self._registered
         )
 
 

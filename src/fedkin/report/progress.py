@@ -12,7 +12,7 @@ from typing import Any
 from fedkin.config import Config
 from fedkin.rounds import Event, Listener, Prepared, RoundRecord
 from fedkin.rounds.footprint import resident
-from fedkin.rounds.words import benign_only, seconds, size, threat
+from fedkin.rounds.words import benign_only, printable, seconds, size, threat
 from fedkin.sweep.runner import Cell, Quiet, tell_apart
 
 MOST_COLUMNS = 20  # of a table, that are spoken of at the start
@@ -121,14 +121,14 @@ class Place:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        print(line, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
+        print(printable(line), file=sys.stdout if in_notebook() else sys.stderr, flush=True)
 
     def show(self, line: str) -> None:
         """A line that the next one replaces, where lines can be replaced."""
         if not in_notebook():
             self.say(line)
             return
-        text = {"text/plain": line}
+        text = {"text/plain": printable(line)}
         if self._handle is None:
             self._handle = sys.modules["IPython"].display.display(text, raw=True, display_id=True)
         else:

@@ -10,12 +10,11 @@ from typing import Any, Literal
 import numpy as np
 
 from fedkin.report.figures import Bars, Columns, Figure, Heat, Lines, Panel, Strips, Timeline
+from fedkin.runs.spreadsheet import inert
 
 Kind = Literal["svg", "csv"]
 KINDS: dict[Kind, str] = {"svg": "image/svg+xml", "csv": "text/csv; charset=utf-8"}
 """What a figure can be saved as, and the type of that."""
-
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would compute what begins so
 
 
 def saved(figure: Figure, kind: Kind) -> bytes:
@@ -41,7 +40,7 @@ def as_csv(figure: Figure) -> str:
 def _cell(value: Any) -> Any:
     """Numbers as they are, nothing where there is none; text that no spreadsheet takes for a formula."""
     if isinstance(value, str):
-        return f"'{value}" if value.startswith(FORMULA) else value
+        return inert(value)
     number = float(value)
     return "" if not np.isfinite(number) else int(number) if number.is_integer() and abs(number) < 1e15 else number
 

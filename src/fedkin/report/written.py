@@ -14,6 +14,7 @@ from typing import Any
 from fedkin.errors import DataError
 from fedkin.report.tables import Entry, Sheet
 from fedkin.rounds.clock import PARTS
+from fedkin.runs.spreadsheet import inert
 from fedkin.sweep.statistics import METRICS, Group, summary
 
 
@@ -97,7 +98,7 @@ def comma_separated(groups: Sequence[Group], baseline: str | None = None, metric
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, list(lines[0]) if lines else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows({name: inert(value) for name, value in line.items()} for line in lines)
     return file.getvalue()
 
 

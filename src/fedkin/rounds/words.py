@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from fedkin.rounds.result import Result
 
 
+def printable(text: str) -> str:
+    """Text of unknown origin as a terminal may have it: no control characters, no changes of direction."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
 def size(count: float) -> str:
     """Bytes for people: 812 B, 1.2 MB."""
     for unit in ("B", "kB", "MB", "GB"):

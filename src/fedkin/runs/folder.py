@@ -21,10 +21,11 @@ from fedkin.runs.database import TABLES, read_table
 from fedkin.runs.metric import ShownMetric
 from fedkin.runs.reading import evaluated, metrics_of, parsed, read_bytes
 from fedkin.runs.reading import number as number
+from fedkin.runs.spreadsheet import inert
 
 FORMAT = 1
 STATUSES = ("running", "finished", "interrupted", "failed")
-NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # what begins with a dash would be a flag to who types it
 MAX_JSON = 16 << 20
 MAX_SPLIT, MAX_ROWS = 256 << 20, 2 << 30  # bytes of the split in its file, and unpacked
 RUN, METRICS, SPLIT, LOG, CHECKPOINTS, REPORT, SITES = (
@@ -55,8 +56,11 @@ IN_LISTS += ("accuracy", "bytes", "seconds", "wall", "diverged")
 
 def check_name(name: str) -> str:
     """A run's name as it may come from outside: no separators, nothing that climbs."""
-    if not NAME.fullmatch(name) or not name.strip("."):
-        raise UsageError(f"run {name[:120]!r}: names are 1 to 100 letters, digits, dots, dashes and underscores")
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"run {name[:120]!r}: names are 1 to 100 letters, digits, dots, dashes and underscores, and begin with a "
+            "letter or digit"
+        )
     return name
 
 
@@ -430,7 +434,7 @@ def _write(path: Path, columns: Mapping[str, list[Any]], fmt: str) -> Path:
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(columns)
-            writer.writerows(zip(*columns.values(), strict=True))
+            writer.writerows(map(inert, row) for row in zip(*columns.values(), strict=True))
         return path
     try:
         import pyarrow

@@ -148,7 +148,7 @@ def at_newest(run: RunFolder, prepared: Callable[[], Job], only: str | None = No
     """A run's job, prepared anew, as its newest sound checkpoint has it."""
     info = run.info
     _check_models(run)
-    plugins.require(info.id, info.raw.get("plugins"))
+    plugins.require(info.id, info.raw.get("plugins"), info.config.get("model"))
     job, passed = prepared(), list[str]()
     if job.prepared.split_hash != info.prepared.get("split_hash"):
         raise DataError(f"run {info.id!r}: its data or their split are not what they were; restore the data")

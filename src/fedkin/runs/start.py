@@ -94,7 +94,7 @@ def resume(
             f"run {info.id!r} was given its {', '.join(missing)} as Python objects, which are not in its folder: "
             f"resume it from Python, fedkin.resume({info.id!r}, {', '.join(f'{m}=...' for m in missing)})"
         )
-    plugins.require(info.id, info.raw.get("plugins"))
+    plugins.require(info.id, info.raw.get("plugins"), info.config.get("model"))
     config = info.configuration(runs_dir=str(info.path.parent), **({} if device is None else {"device": device}))
     longer_now = rounds is not None and rounds != config.rounds
     more = longer_now or (rounds is not None and info.halted)

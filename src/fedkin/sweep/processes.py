@@ -171,7 +171,7 @@ def _work(line: Connection, number: int, jobs: int) -> None:
     from fedkin.sweep.loaded import Data
 
     for path in setup.plugins:
-        plugins.load(path)
+        plugins.give(path)
 
     one = threading.Lock()  # runs that train together tell of themselves in threads of their own
 

@@ -189,7 +189,7 @@ def run_sweep(
             work: list[Batch] = [[[tasks[k] for k in training] for training in batch] for batch in found]
             jobs = min(max(jobs, len(devices)), len(work))
             if jobs > 1:
-                brought = [p.path for p in plugins.loaded()]
+                brought = plugins.given()
                 setup = Setup(keep, known.data_dir, known.download, sinks, brought, judge is not None)
                 more: dict[str, Any] = {"started": heard.started, "tell": heard, "go_on": go_on, "stop": stop}
                 run_in_processes(work, jobs, devices, setup, **more)

@@ -6,7 +6,9 @@ Optuna's journal pickles snapshots where its backend has some, and this one has 
 from __future__ import annotations
 
 import json
+import math
 import os
+import stat
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,6 +68,8 @@ class Lines(BaseJournalBackend):
             raise
 
     def _read(self, path: Path) -> list[dict[str, Any]]:
+        if not stat.S_ISREG(os.fstat(self._handle).st_mode):
+            raise DataError(f"the study {path} is no ordinary file: remove it to begin anew")
         if os.fstat(self._handle).st_size > LARGEST:
             raise DataError(f"the study {path} is larger than {LARGEST >> 20} MiB")
         text = path.read_bytes()
@@ -144,11 +148,18 @@ class Study:
             raise DataError(f"the study {path} cannot be read ({error}): remove the file to begin anew") from None
 
     def _axes(self) -> None:
-        """The study is of these axes."""
-        here = {axis.name for axis in self._space}
+        """The study is of these axes, and what its trials say of them can be."""
+        here = {axis.name: axis for axis in self._space}
         for trial in self._study.trials:
-            if trial.params.keys() - here:
+            if trial.params.keys() - here.keys():
                 raise DataError(f"it searches {', '.join(trial.params)}")
+            for name, value in trial.params.items():
+                if not _within(here[name], value):
+                    raise DataError(f"trial {trial.number} is of {name}={value!r}")
+            if not isinstance(trial.user_attrs.get(FACTS, {}), Mapping):
+                raise DataError(f"what trial {trial.number} says of itself has no names")
+            if trial.state == TrialState.COMPLETE and not _finite(trial.value):
+                raise DataError(f"the score of trial {trial.number} is {trial.value!r}")
 
     def __enter__(self) -> Study:
         return self
@@ -231,6 +242,18 @@ class Study:
 
     def _trial(self, number: int) -> FrozenTrial:
         return self._study.get_trials(deepcopy=False)[number]
+
+
+def _within(axis: Axis, value: object) -> bool:
+    """Whether it can have been proposed for this axis."""
+    if axis.values:
+        return value in axis.values
+    near = 1e-5 * max(abs(axis.low), abs(axis.high))
+    return _finite(value) and axis.low - near <= value <= axis.high + near  # type: ignore[operator]
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _suggested(trial: Any, axis: Axis) -> Any:

@@ -281,7 +281,7 @@ def trial_of(told: Told) -> Trial:
     """A trial as it is remembered."""
     try:
         return _remembered(told)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"trial {told.number} of the study cannot be read ({error}): remove its file to begin anew"
         ) from None

@@ -189,8 +189,8 @@ def _fitting(path: Path, card: Card, slices: Mapping[str, Any], given: nn.Module
         )
     if card.model not in MODELS:
         raise DataError(
-            f"{path}: the network {card.model!r} is not known here: run the file of yours that has it, with "
-            "--plugin FILE.py, or update FedKin"
+            f"{path}: the network {card.model!r} is not known here: run the file of yours that registers it "
+            "with --plugin FILE.py, or name a network in it, --plugin FILE.py:NAME, or update FedKin"
         )
     entry = MODELS[card.model]
     try:
