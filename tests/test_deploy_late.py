@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,11 +30,13 @@ import fedkin as fk
 from fedkin.cli.application import app
 from fedkin.config import make_config
 from fedkin.data import load, own_clients
-from fedkin.deploy import authority, client
+from fedkin.deploy import authority, client, node
 from fedkin.deploy.client import ServerToJoin, serve
 from fedkin.deploy.cluster import free_port
 from fedkin.deploy.greeting import Facts, misfit
 from fedkin.deploy.latecomers import Visit, serve_latecomers
+from fedkin.deploy.link import Link
+from fedkin.deploy.node import Node
 from fedkin.deploy.policy import Policy
 from fedkin.deploy.server import Serving, prepare_deployed, run_server
 from fedkin.deploy.wire import pack, unpack
@@ -260,6 +263,25 @@ def test_sites_come_one_after_the_other_and_nobody_elses_model_changes(town: Tow
     assert "site 'riga' came late and has a model of its own, by 45 samples: accuracy" in log
     assert any("for a model by the recipe of fedper: 20 epochs" in line for line in town.lines["riga"])
     assert any("this site's model is" in line for line in town.lines["riga"])
+
+
+def test_a_connection_draws_nothing_from_the_generator_that_networks_are_watched_by(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "BEAT", 0.01)
+    monkeypatch.setattr(node, "TRIES", 1)
+    before = random.getstate()
+    worker, _ = worker_of(town.folder, "oslo", slice(0, 80))
+    with pytest.raises(FedKinError, match="gave up"):  # nobody answers, it tries again
+        serve(worker, ServerToJoin(f"127.0.0.1:{town.port}", give_up=0.3), lambda text: None)
+    link = Link(port=town.port)
+    link.start()
+    try:
+        with Node(f"127.0.0.1:{town.port}"):
+            time.sleep(0.1)
+    finally:
+        link.stop()
+    assert random.getstate() == before
 
 
 def test_a_site_is_told_where_it_gets_a_model_when_the_run_has_begun(town: Town) -> None:
