@@ -34,6 +34,7 @@ from fedkin.deploy import authority, client, node
 from fedkin.deploy.client import ServerToJoin, serve
 from fedkin.deploy.cluster import free_port
 from fedkin.deploy.greeting import Facts, misfit
+from fedkin.deploy.guestbook import REFUSAL, Guestbook
 from fedkin.deploy.latecomers import Visit, serve_latecomers
 from fedkin.deploy.link import Link
 from fedkin.deploy.node import Node
@@ -42,7 +43,7 @@ from fedkin.deploy.server import Serving, prepare_deployed, run_server
 from fedkin.deploy.wire import pack, unpack
 from fedkin.deploy.worker import Worker
 from fedkin.engines.remote import Arrival, Bounds, Remote
-from fedkin.errors import FedKinError, UsageError
+from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.methods import METHODS
 from fedkin.rounds import Job, drive
 from fedkin.rounds.newcomers import arrive
@@ -74,11 +75,12 @@ def trained_over_sites(folder: Path, method: str, **settings: Any) -> tuple[Job,
 
 
 class Alone(InPerson):
-    """One site that came late, in this process."""
+    """One site that came late, in this process. `instead`: what comes of a phase in place of its reply; None: nothing
+    does."""
 
-    def __init__(self, worker: Worker, place: int) -> None:
+    def __init__(self, worker: Worker, place: int, instead: Mapping[str, Arrival | None] | None = None) -> None:
         super().__init__([worker], [])
-        self.place = place
+        self.place, self.instead, self.asked = place, instead or {}, list[str]()
 
     def invite(self, visit: Visit) -> Mapping[str, Any]:
         fields, values = visit.invitation()
@@ -89,7 +91,11 @@ class Alone(InPerson):
         self, ids: Sequence[int], message: Mapping[str, Any], fields: Mapping[str, Any], bounds: Bounds
     ) -> dict[int, str]:
         assert list(ids) == [self.place], "somebody else was asked"
-        super().send([0], message, fields, bounds)
+        self.asked.append(fields["phase"])
+        if fields["phase"] not in self.instead:
+            super().send([0], message, fields, bounds)
+        elif (odd := self.instead[fields["phase"]]) is not None:
+            self.came[0] = odd
         return {}
 
     def collect(self) -> dict[int, Arrival]:
@@ -265,6 +271,68 @@ def test_sites_come_one_after_the_other_and_nobody_elses_model_changes(town: Tow
     assert any("this site's model is" in line for line in town.lines["riga"])
 
 
+def test_a_name_gets_one_model_of_a_run_also_from_another_server(town: Town) -> None:
+    run, said = town.train(), list[str]()
+
+    def serve_one(**how: Any) -> list[str]:
+        return [s.site for s in serve_latecomers(run, town.serving(), clients=1, say=said.append, **how).settled]
+
+    def then_turin() -> None:
+        until = time.monotonic() + 50
+        while not any("ended: " in line for line in town.lines["riga"]) and time.monotonic() < until:
+            time.sleep(0.05)
+        town.site("turin", slice(350, 420))
+
+    with pytest.raises(UsageError, match=r"--again riga: it has had no model of this run \(those that have: nobody\)"):
+        serve_one(again=["riga"])
+    town.site("riga", slice(200, 260))
+    assert serve_one() == ["riga"], said
+    town.threads[-1].join(30)
+    town.site("riga", slice(260, 320))  # with other data, to learn more
+    threading.Thread(target=then_turin, daemon=True).start()
+    assert serve_one() == ["turin"], said
+    assert f"ended: the server refuses: {REFUSAL}" in town.lines["riga"][-1]
+    town.site("riga", slice(260, 320))
+    assert serve_one(again=["riga"]) == ["riga"], said
+    assert json.loads((run.path / "latecomers.json").read_text())["models"] == {"riga": 2, "turin": 1}
+
+
+@pytest.mark.parametrize(("fails_at", "counts"), [("collect", False), ("settle", True)])
+def test_a_visit_counts_from_the_first_reply_that_may_be_answered(fails_at: str, counts: bool, tmp_path: Path) -> None:
+    """FedCAP mixes the sites' models by an update: who takes a mixture and fails then has had it."""
+    job, facts = trained_over_sites(tmp_path, "fedcap")
+    worker, late = worker_of(tmp_path, "riga", slice(200, 260))
+    book, entered = Guestbook(tmp_path), list[list[str]]()
+    carrier = Alone(worker, 2, {fails_at: "it says that it failed: no"})
+
+    def enter() -> None:
+        book.enter("riga")
+        entered.append(list(carrier.asked))
+
+    visit = Visit(Trained.of(job), facts, late, 1, carrier, Serving(), enter)
+    carrier.invite(visit)
+    with pytest.raises(FedKinError, match="it says that it failed: no"):
+        visit.settle()
+    assert [found[-1] for found in entered] == ["collect"] * counts, "before anything is sent because of the update"
+    assert (Guestbook(tmp_path).refusal("riga") is not None) == counts
+    if counts:
+        with pytest.raises(DataError, match="it has had its model of this run"):
+            book.enter("riga")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"format": 1, "models": {"riga": 0}}', '{"format": 1, "models": {"../a": 1}}', None]
+)
+def test_a_list_of_latecomers_that_is_damaged_lets_nobody_in(content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "latecomers.json"
+    if content is None:
+        path.symlink_to(tmp_path / "nowhere")
+    else:
+        path.write_text(content)
+    with pytest.raises(DataError):
+        Guestbook(tmp_path)
+
+
 def test_a_connection_draws_nothing_from_the_generator_that_networks_are_watched_by(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +389,7 @@ def test_a_class_that_the_run_does_not_know_is_refused(tmp_path: Path) -> None:
         (["fedper", "--join", "last"], "give no method, file or --set"),
         (["--join", "last", "--rounds", "3"], "--rounds changes nothing with --join"),
         (["--join", "last", "--least", "3"], "--least changes nothing with --join"),
+        (["--resume", "last", "--again", "riga"], "give it with --join RUN"),
     ],
 )
 def test_what_means_nothing_is_refused(words: list[str], why: str, tmp_path: Path) -> None:

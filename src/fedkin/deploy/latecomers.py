@@ -1,8 +1,8 @@
 """Sites that come when a run has its models: one after the other is given one, by the recipe of the run's method.
 
-The run's folder is only read, but for a line in its log for each. What its server half does for a newcomer, it does on
-a copy (`rounds.newcomers`), over the same link, gate, limits and policies as in a run. The data stay at the site, and
-so does its model."""
+The run's folder is only read, but for a line in its log for each and the list of who has had a model (`guestbook`).
+What its server half does for a newcomer, it does on a copy (`rounds.newcomers`), over the same link, gate, limits and
+policies as in a run. The data stay at the site, and so does its model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from fedkin.compute import keys
+from fedkin.core.messages import Answer
 from fedkin.data import Preparing
 from fedkin.data.clients import split_sizes
 from fedkin.deploy.greeting import Facts, like, misfit
+from fedkin.deploy.guestbook import Guestbook
 from fedkin.deploy.server import OpenLink, Serving, bound, elsewhere, known_sites, prepared_again, terms_of
 from fedkin.deploy.sites import TALK, Sites
 from fedkin.deploy.trunk import as_values
@@ -69,12 +72,15 @@ class Visitors(Sites):
     """Sites that are let in one after the other; the others wait and stay connected."""
 
     run_sites: Sequence[Facts] = ()
+    guestbook: Guestbook
     _over: Mapping[str, tuple[str, str]] = {}  # site -> the process that was served, and why it has no model
 
     def _admit(self, facts: Facts, process: str) -> None:
         why = misfit(self.run_sites, facts)
         served, failed = self._over.get(facts.name, ("", ""))
-        if why is not None or (failed and served == process):
+        if why is None and served != process:
+            why = self.guestbook.refusal(facts.name)
+        if why or (failed and served == process):  # who has its model may stay
             raise DataError(why or failed)
 
     def next(self) -> Facts | None:
@@ -115,15 +121,23 @@ class Visitors(Sites):
 
 
 def serve_latecomers(
-    run: RunFolder, serving: Serving, *, clients: int | None = None, epochs: int | None = None, say: Say = print
+    run: RunFolder,
+    serving: Serving,
+    *,
+    clients: int | None = None,
+    epochs: int | None = None,
+    again: Sequence[str] = (),
+    say: Say = print,
 ) -> Latecomers:
     """Give sites that come late models of a deployed run, until `clients` of them have one or until interrupted.
 
-    `epochs`: for how many each trains (default: what the method needs)."""
+    `epochs`: for how many each trains (default: what the method needs). Each name is given one model of a run, those
+    in `again` one more."""
     facts = known_sites(run, instead="join")
+    guestbook = Guestbook(run.path, again)
     with OpenLink(serving, say) as link:
         sites = link.sites(serving, run.info.configuration(), Visitors)
-        sites.run_sites = facts
+        sites.run_sites, sites.guestbook = facts, guestbook
         trained = trained_of(run, facts, sites)
         bound(link.link, trained.layout.width, serving)
         epochs = trained.method.settle_epochs(trained.config.epochs) if epochs is None else epochs
@@ -134,7 +148,9 @@ def serve_latecomers(
             while clients is None or len(found.settled) < clients:
                 late = sites.next()
                 if late is not None:
-                    line = _welcome(late, partial(Visit, trained, facts, late, epochs, sites, serving), sites, found)
+                    enter = partial(guestbook.enter, late.name)
+                    visit = partial(Visit, trained, facts, late, epochs, sites, serving, enter)
+                    line = _welcome(late, visit, sites, found)
                     _log(run, line)
                     say(line)
                     last = time.monotonic()
@@ -176,11 +192,34 @@ def _welcome(late: Facts, visit: Callable[[], Visit], sites: Visitors, found: La
     return f"site {late.name!r} came late and has a model of its own, by {told.train_samples} samples: {words}"
 
 
+class Questions(Remote):
+    """Those to the one site of a visit. `enter` is called once, when it has answered something that the method asks,
+    before it is sent anything that may come of that."""
+
+    def __init__(self, carrier: Carrier, names: Sequence[str], terms: Terms, enter: Callable[[], None]) -> None:
+        super().__init__(carrier, names, terms)
+        self._enter: Callable[[], None] | None = enter
+
+    def call(self, ids: keys.I64, function: str, message: Mapping[str, object], round: int) -> Answer:
+        answer = super().call(ids, function, message, round)
+        if len(answer.ids) and self._enter is not None:
+            self._enter()
+            self._enter = None
+        return answer
+
+
 class Visit:
-    """One site's way to its model."""
+    """One site's way to its model. `enter`: see `Questions`."""
 
     def __init__(
-        self, trained: Trained, run: Sequence[Facts], late: Facts, epochs: int, carrier: Carrier, serving: Serving
+        self,
+        trained: Trained,
+        run: Sequence[Facts],
+        late: Facts,
+        epochs: int,
+        carrier: Carrier,
+        serving: Serving,
+        enter: Callable[[], None] = lambda: None,
     ) -> None:
         config, method = replace(late_config(trained, epochs, 1), validation_share=0.0), trained.method
         self.trained, self.run, self.late, self.serving, self.place = trained, run, late, serving, len(trained.names)
@@ -189,7 +228,7 @@ class Visit:
         site = elsewhere(config, type(method), trained.network, theirs, names, trained.task, first)
         self.train, _, self.tests = split_sizes(late.samples, late.tests, config.test_share, 0.0)
         # a site that is gone comes again: nobody waits for it here
-        self.engine = Remote(carrier, names, replace(serving.terms, minimum=0.0))
+        self.engine = Questions(carrier, names, replace(serving.terms, minimum=0.0), enter)
         self.engine.rehearse = Rehearsal(site, type(method)(method.options), theirs.x, theirs.y)
         self.engine.judge = Judge(trained.task, site.extra, [0] * self.place + [self.tests])
         self.welcome = Welcome(trained, site, self.engine, [late.name], [self.train])
