@@ -35,14 +35,14 @@ from fedkin.deploy.client import ServerToJoin, serve
 from fedkin.deploy.cluster import free_port
 from fedkin.deploy.greeting import Facts, misfit
 from fedkin.deploy.guestbook import REFUSAL, Guestbook
-from fedkin.deploy.latecomers import Visit, serve_latecomers
-from fedkin.deploy.link import Link
+from fedkin.deploy.latecomers import Visit, Visitors, _log, serve_latecomers
+from fedkin.deploy.link import Arrived, Link
 from fedkin.deploy.node import Node
 from fedkin.deploy.policy import Policy
 from fedkin.deploy.server import Serving, prepare_deployed, run_server
 from fedkin.deploy.wire import pack, unpack
 from fedkin.deploy.worker import Worker
-from fedkin.engines.remote import Arrival, Bounds, Remote
+from fedkin.engines.remote import Arrival, Bounds, Delivery, Remote, Terms
 from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.methods import METHODS
 from fedkin.rounds import Job, drive
@@ -264,6 +264,7 @@ def test_sites_come_one_after_the_other_and_nobody_elses_model_changes(town: Tow
     riga, turin = found.settled
     assert riga.after > riga.before
     assert np.isnan(turin.after)  # it tells nothing, and has its model
+    assert "how that does is not known (it says that it failed: this site's policy" in said[-1]
     assert not torch.equal(town.row("riga"), town.row("turin"))
     log = (run.path / "log.txt").read_text()
     assert "site 'riga' came late and has a model of its own, by 45 samples: accuracy" in log
@@ -274,26 +275,24 @@ def test_sites_come_one_after_the_other_and_nobody_elses_model_changes(town: Tow
 def test_a_name_gets_one_model_of_a_run_also_from_another_server(town: Town) -> None:
     run, said = town.train(), list[str]()
 
-    def serve_one(**how: Any) -> list[str]:
-        return [s.site for s in serve_latecomers(run, town.serving(), clients=1, say=said.append, **how).settled]
+    def served(clients: int, **how: Any) -> list[str]:
+        return [s.site for s in serve_latecomers(run, town.serving(), clients=clients, say=said.append, **how).settled]
 
-    def then_turin() -> None:
-        until = time.monotonic() + 50
-        while not any("ended: " in line for line in town.lines["riga"]) and time.monotonic() < until:
-            time.sleep(0.05)
+    def again_and_another() -> None:
+        town.threads[-1].join(50)
+        town.site("riga", slice(260, 320))  # with other data, to learn more
+        town.threads[-1].join(50)
         town.site("turin", slice(350, 420))
 
     with pytest.raises(UsageError, match=r"--again riga: it has had no model of this run \(those that have: nobody\)"):
-        serve_one(again=["riga"])
+        served(1, again=["riga"])
     town.site("riga", slice(200, 260))
-    assert serve_one() == ["riga"], said
-    town.threads[-1].join(30)
-    town.site("riga", slice(260, 320))  # with other data, to learn more
-    threading.Thread(target=then_turin, daemon=True).start()
-    assert serve_one() == ["turin"], said
+    threading.Thread(target=again_and_another, daemon=True).start()
+    assert served(2) == ["riga", "turin"], said
     assert f"ended: the server refuses: {REFUSAL}" in town.lines["riga"][-1]
+    assert Guestbook(run.path).refusal("riga") == REFUSAL  # as a server that is started anew reads it
     town.site("riga", slice(260, 320))
-    assert serve_one(again=["riga"]) == ["riga"], said
+    assert served(1, again=["riga"]) == ["riga"], said
     assert json.loads((run.path / "latecomers.json").read_text())["models"] == {"riga": 2, "turin": 1}
 
 
@@ -318,6 +317,77 @@ def test_a_visit_counts_from_the_first_reply_that_may_be_answered(fails_at: str,
     if counts:
         with pytest.raises(DataError, match="it has had its model of this run"):
             book.enter("riga")
+
+
+@pytest.mark.parametrize(
+    ("instead", "why", "asked"),
+    [
+        ({"report": None}, "no reply within 0.3 s", ["report"]),
+        ({"settle": None}, "no reply within 0.3 s", ["report", "settle"]),
+        ({"settle": "it says that it failed: no"}, "it says that it failed: no", ["report", "settle"]),
+        ({"settle": Delivery({"x": torch.zeros(1, 3)})}, "an invalid message: ", ["report", "settle"]),
+        ({"report": Delivery({"correct": torch.zeros(3, 3)})}, "an invalid message: ", ["report"]),
+    ],
+)
+def test_a_visit_ends_with_the_first_question_that_is_not_answered(
+    instead: Mapping[str, Arrival | None], why: str, asked: list[str], tmp_path: Path
+) -> None:
+    job, facts = trained_over_sites(tmp_path, "fedper")
+    worker, late = worker_of(tmp_path, "riga", slice(200, 260))
+    carrier = Alone(worker, 2, instead)
+    visit = Visit(Trained.of(job), facts, late, 1, carrier, Serving(terms=Terms(0.3)))
+    carrier.invite(visit)
+    began = time.monotonic()
+    with pytest.raises(FedKinError, match=why):
+        visit.settle()
+    assert carrier.asked == asked
+    assert time.monotonic() - began < 3
+
+
+def test_what_cannot_be_true_of_a_model_is_said_with_the_reason(tmp_path: Path) -> None:
+    job, facts = trained_over_sites(tmp_path, "fedper")
+    worker, late = worker_of(tmp_path, "riga", slice(200, 260))
+    lie = {"correct": torch.full((1, 1), 99.0), "count": torch.full((1, 1), 15.0), "loss": torch.zeros(1)}
+    carrier = Alone(worker, 2, {"report": Delivery(lie)})
+    visit = Visit(Trained.of(job), facts, late, 1, carrier, Serving())
+    carrier.invite(visit)
+    assert np.isnan(visit.settle().after)
+    assert visit.engine.untold == "says 99 of 15 test samples right; it has 15"
+
+
+def test_the_log_of_a_run_is_no_way_to_another_file(tmp_path: Path) -> None:
+    result = fk.run("fedper", clients=5, rounds=1, epochs=1, model="mlp", runs_dir=str(tmp_path / "runs"))
+    run, other = RunFolder.open(str(result.run)), tmp_path / "other.txt"
+    other.write_text("as it was")
+    (run.path / "log.txt").unlink(missing_ok=True)
+    (run.path / "log.txt").symlink_to(other)
+    with pytest.raises(FedKinError, match="could not be written"):
+        _log(run, "a line")
+    assert other.read_text() == "as it was"
+
+
+def test_a_name_that_fails_again_and_again_is_refused(tmp_path: Path) -> None:
+    worker, late = worker_of(tmp_path, "riga", slice(200, 260))
+    _, other = worker_of(tmp_path, "turin", slice(200, 260))
+    said = list[str]()
+    visitors = Visitors(Link(), said.append)
+    visitors.guestbook, visitors.terms = Guestbook(tmp_path), Terms(pause=0.05, invalid=3)
+    visitors.run_sites = [replace(late, name="oslo")]
+    for number in range(3):
+        visitors._admit(late, f"process {number}")
+        visitors.leave("riga", "no")  # and its connection is gone
+        with pytest.raises(
+            DataError, match="may come again after a while" if number < 2 else "failed 3 times in a row"
+        ):
+            visitors._admit(late, f"process {number + 1}")
+        time.sleep(0.25)
+    greeting = worker.answer({"own": pack({}, {"kind": "hello"})})
+    for number in range(5):
+        visitors._hear(number, "hello", Arrived("ticket", greeting), "riga")
+    assert said == [
+        "site 'riga': it failed 3 times in a row and is not let in again by this server, the last time: no"
+    ], "whoever comes again and again is told of once"
+    visitors._admit(other, "process 9")
 
 
 @pytest.mark.parametrize(
