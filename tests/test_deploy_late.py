@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,17 +30,20 @@ import fedkin as fk
 from fedkin.cli.application import app
 from fedkin.config import make_config
 from fedkin.data import load, own_clients
-from fedkin.deploy import authority, client
+from fedkin.deploy import authority, client, node
 from fedkin.deploy.client import ServerToJoin, serve
 from fedkin.deploy.cluster import free_port
 from fedkin.deploy.greeting import Facts, misfit
-from fedkin.deploy.latecomers import Visit, serve_latecomers
+from fedkin.deploy.guestbook import REFUSAL, Guestbook
+from fedkin.deploy.latecomers import Visit, Visitors, _log, serve_latecomers
+from fedkin.deploy.link import Arrived, Link
+from fedkin.deploy.node import Node
 from fedkin.deploy.policy import Policy
 from fedkin.deploy.server import Serving, prepare_deployed, run_server
 from fedkin.deploy.wire import pack, unpack
 from fedkin.deploy.worker import Worker
-from fedkin.engines.remote import Arrival, Bounds, Remote
-from fedkin.errors import FedKinError, UsageError
+from fedkin.engines.remote import Arrival, Bounds, Delivery, Remote, Terms
+from fedkin.errors import DataError, FedKinError, UsageError
 from fedkin.methods import METHODS
 from fedkin.rounds import Job, drive
 from fedkin.rounds.newcomers import arrive
@@ -71,11 +75,12 @@ def trained_over_sites(folder: Path, method: str, **settings: Any) -> tuple[Job,
 
 
 class Alone(InPerson):
-    """One site that came late, in this process."""
+    """One site that came late, in this process. `instead`: what comes of a phase in place of its reply; None: nothing
+    does."""
 
-    def __init__(self, worker: Worker, place: int) -> None:
+    def __init__(self, worker: Worker, place: int, instead: Mapping[str, Arrival | None] | None = None) -> None:
         super().__init__([worker], [])
-        self.place = place
+        self.place, self.instead, self.asked = place, instead or {}, list[str]()
 
     def invite(self, visit: Visit) -> Mapping[str, Any]:
         fields, values = visit.invitation()
@@ -86,7 +91,11 @@ class Alone(InPerson):
         self, ids: Sequence[int], message: Mapping[str, Any], fields: Mapping[str, Any], bounds: Bounds
     ) -> dict[int, str]:
         assert list(ids) == [self.place], "somebody else was asked"
-        super().send([0], message, fields, bounds)
+        self.asked.append(fields["phase"])
+        if fields["phase"] not in self.instead:
+            super().send([0], message, fields, bounds)
+        elif (odd := self.instead[fields["phase"]]) is not None:
+            self.came[0] = odd
         return {}
 
     def collect(self) -> dict[int, Arrival]:
@@ -255,11 +264,162 @@ def test_sites_come_one_after_the_other_and_nobody_elses_model_changes(town: Tow
     riga, turin = found.settled
     assert riga.after > riga.before
     assert np.isnan(turin.after)  # it tells nothing, and has its model
+    assert "how that does is not known (it says that it failed: this site's policy" in said[-1]
     assert not torch.equal(town.row("riga"), town.row("turin"))
     log = (run.path / "log.txt").read_text()
     assert "site 'riga' came late and has a model of its own, by 45 samples: accuracy" in log
     assert any("for a model by the recipe of fedper: 20 epochs" in line for line in town.lines["riga"])
     assert any("this site's model is" in line for line in town.lines["riga"])
+
+
+def test_a_name_gets_one_model_of_a_run_also_from_another_server(town: Town) -> None:
+    run, said = town.train(), list[str]()
+
+    def served(clients: int, **how: Any) -> list[str]:
+        return [s.site for s in serve_latecomers(run, town.serving(), clients=clients, say=said.append, **how).settled]
+
+    def again_and_another() -> None:
+        town.threads[-1].join(50)
+        town.site("riga", slice(260, 320))  # with other data, to learn more
+        town.threads[-1].join(50)
+        town.site("turin", slice(350, 420))
+
+    with pytest.raises(UsageError, match=r"--again riga: it has had no model of this run \(those that have: nobody\)"):
+        served(1, again=["riga"])
+    town.site("riga", slice(200, 260))
+    threading.Thread(target=again_and_another, daemon=True).start()
+    assert served(2) == ["riga", "turin"], said
+    assert f"ended: the server refuses: {REFUSAL}" in town.lines["riga"][-1]
+    assert Guestbook(run.path).refusal("riga") == REFUSAL  # as a server that is started anew reads it
+    town.site("riga", slice(260, 320))
+    assert served(1, again=["riga"]) == ["riga"], said
+    assert json.loads((run.path / "latecomers.json").read_text())["models"] == {"riga": 2, "turin": 1}
+
+
+@pytest.mark.parametrize(("fails_at", "counts"), [("collect", False), ("settle", True)])
+def test_a_visit_counts_from_the_first_reply_that_may_be_answered(fails_at: str, counts: bool, tmp_path: Path) -> None:
+    """FedCAP mixes the sites' models by an update: who takes a mixture and fails then has had it."""
+    job, facts = trained_over_sites(tmp_path, "fedcap")
+    worker, late = worker_of(tmp_path, "riga", slice(200, 260))
+    book, entered = Guestbook(tmp_path), list[list[str]]()
+    carrier = Alone(worker, 2, {fails_at: "it says that it failed: no"})
+
+    def enter() -> None:
+        book.enter("riga")
+        entered.append(list(carrier.asked))
+
+    visit = Visit(Trained.of(job), facts, late, 1, carrier, Serving(), enter)
+    carrier.invite(visit)
+    with pytest.raises(FedKinError, match="it says that it failed: no"):
+        visit.settle()
+    assert [found[-1] for found in entered] == ["collect"] * counts, "before anything is sent because of the update"
+    assert (Guestbook(tmp_path).refusal("riga") is not None) == counts
+    if counts:
+        with pytest.raises(DataError, match="it has had its model of this run"):
+            book.enter("riga")
+
+
+@pytest.mark.parametrize(
+    ("instead", "why", "asked"),
+    [
+        ({"report": None}, "no reply within 0.3 s", ["report"]),
+        ({"settle": None}, "no reply within 0.3 s", ["report", "settle"]),
+        ({"settle": "it says that it failed: no"}, "it says that it failed: no", ["report", "settle"]),
+        ({"settle": Delivery({"x": torch.zeros(1, 3)})}, "an invalid message: ", ["report", "settle"]),
+        ({"report": Delivery({"correct": torch.zeros(3, 3)})}, "an invalid message: ", ["report"]),
+    ],
+)
+def test_a_visit_ends_with_the_first_question_that_is_not_answered(
+    instead: Mapping[str, Arrival | None], why: str, asked: list[str], tmp_path: Path
+) -> None:
+    job, facts = trained_over_sites(tmp_path, "fedper")
+    worker, late = worker_of(tmp_path, "riga", slice(200, 260))
+    carrier = Alone(worker, 2, instead)
+    visit = Visit(Trained.of(job), facts, late, 1, carrier, Serving(terms=Terms(0.3)))
+    carrier.invite(visit)
+    began = time.monotonic()
+    with pytest.raises(FedKinError, match=why):
+        visit.settle()
+    assert carrier.asked == asked
+    assert time.monotonic() - began < 3
+
+
+def test_what_cannot_be_true_of_a_model_is_said_with_the_reason(tmp_path: Path) -> None:
+    job, facts = trained_over_sites(tmp_path, "fedper")
+    worker, late = worker_of(tmp_path, "riga", slice(200, 260))
+    lie = {"correct": torch.full((1, 1), 99.0), "count": torch.full((1, 1), 15.0), "loss": torch.zeros(1)}
+    carrier = Alone(worker, 2, {"report": Delivery(lie)})
+    visit = Visit(Trained.of(job), facts, late, 1, carrier, Serving())
+    carrier.invite(visit)
+    assert np.isnan(visit.settle().after)
+    assert visit.engine.untold == "says 99 of 15 test samples right; it has 15"
+
+
+def test_the_log_of_a_run_is_no_way_to_another_file(tmp_path: Path) -> None:
+    result = fk.run("fedper", clients=5, rounds=1, epochs=1, model="mlp", runs_dir=str(tmp_path / "runs"))
+    run, other = RunFolder.open(str(result.run)), tmp_path / "other.txt"
+    other.write_text("as it was")
+    (run.path / "log.txt").unlink(missing_ok=True)
+    (run.path / "log.txt").symlink_to(other)
+    with pytest.raises(FedKinError, match="could not be written"):
+        _log(run, "a line")
+    assert other.read_text() == "as it was"
+
+
+def test_a_name_that_fails_again_and_again_is_refused(tmp_path: Path) -> None:
+    worker, late = worker_of(tmp_path, "riga", slice(200, 260))
+    _, other = worker_of(tmp_path, "turin", slice(200, 260))
+    said = list[str]()
+    visitors = Visitors(Link(), said.append)
+    visitors.guestbook, visitors.terms = Guestbook(tmp_path), Terms(pause=0.05, invalid=3)
+    visitors.run_sites = [replace(late, name="oslo")]
+    for number in range(3):
+        visitors._admit(late, f"process {number}")
+        visitors.leave("riga", "no")  # and its connection is gone
+        with pytest.raises(
+            DataError, match="may come again after a while" if number < 2 else "failed 3 times in a row"
+        ):
+            visitors._admit(late, f"process {number + 1}")
+        time.sleep(0.25)
+    greeting = worker.answer({"own": pack({}, {"kind": "hello"})})
+    for number in range(5):
+        visitors._hear(number, "hello", Arrived("ticket", greeting), "riga")
+    assert said == [
+        "site 'riga': it failed 3 times in a row and is not let in again by this server, the last time: no"
+    ], "whoever comes again and again is told of once"
+    visitors._admit(other, "process 9")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"format": 1, "models": {"riga": 0}}', '{"format": 1, "models": {"../a": 1}}', None]
+)
+def test_a_list_of_latecomers_that_is_damaged_lets_nobody_in(content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "latecomers.json"
+    if content is None:
+        path.symlink_to(tmp_path / "nowhere")
+    else:
+        path.write_text(content)
+    with pytest.raises(DataError):
+        Guestbook(tmp_path)
+
+
+def test_a_connection_draws_nothing_from_the_generator_that_networks_are_watched_by(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "BEAT", 0.01)
+    monkeypatch.setattr(node, "TRIES", 1)
+    before = random.getstate()
+    worker, _ = worker_of(town.folder, "oslo", slice(0, 80))
+    with pytest.raises(FedKinError, match="gave up"):  # nobody answers, it tries again
+        serve(worker, ServerToJoin(f"127.0.0.1:{town.port}", give_up=0.3), lambda text: None)
+    link = Link(port=town.port)
+    link.start()
+    try:
+        with Node(f"127.0.0.1:{town.port}"):
+            time.sleep(0.1)
+    finally:
+        link.stop()
+    assert random.getstate() == before
 
 
 def test_a_site_is_told_where_it_gets_a_model_when_the_run_has_begun(town: Town) -> None:
@@ -299,6 +459,7 @@ def test_a_class_that_the_run_does_not_know_is_refused(tmp_path: Path) -> None:
         (["fedper", "--join", "last"], "give no method, file or --set"),
         (["--join", "last", "--rounds", "3"], "--rounds changes nothing with --join"),
         (["--join", "last", "--least", "3"], "--least changes nothing with --join"),
+        (["--resume", "last", "--again", "riga"], "give it with --join RUN"),
     ],
 )
 def test_what_means_nothing_is_refused(words: list[str], why: str, tmp_path: Path) -> None:

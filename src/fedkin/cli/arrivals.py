@@ -96,9 +96,16 @@ def join(
 
 
 def serve_arrivals(
-    run: str, serving: Serving, settings: Mapping[str, Any], idle: Sequence[str], say: Callable[[str], None], json: bool
+    run: str,
+    serving: Serving,
+    settings: Mapping[str, Any],
+    idle: Sequence[str],
+    again: Sequence[str],
+    say: Callable[[str], None],
+    json: bool,
 ) -> None:
-    """`fedkin server --join RUN`. `idle`: flags that were given and have no meaning here."""
+    """`fedkin server --join RUN`. `idle`: flags that were given and have no meaning here. `again`: sites that may have
+    another model."""
     from fedkin.config import make_config
     from fedkin.deploy.latecomers import serve_latecomers
     from fedkin.runs.catalogue import Catalogue, runs_folder
@@ -110,7 +117,7 @@ def serve_arrivals(
     clients, epochs = ((getattr(asked, n) if n in settings else None) for n in ("clients", "epochs"))
     found = Catalogue(runs_folder(settings.get("runs_dir"))).locate(run)
     signal.signal(signal.SIGTERM, interrupt)
-    told = serve_latecomers(found, serving, clients=clients, epochs=epochs, say=say)
+    told = serve_latecomers(found, serving, clients=clients, epochs=epochs, again=again, say=say)
     if json:
         print_json(told.to_dict())
     else:

@@ -71,6 +71,10 @@ def server(
         str | None,
         typer.Option("--join", metavar="RUN", help="Give sites that come after a run models of their own."),
     ] = None,
+    again: Annotated[
+        list[str] | None,
+        typer.Option("--again", metavar="SITE", help="With --join: a site that had its model may have another one."),
+    ] = None,
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until the sites have joined.")] = 600.0,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds that a site has to answer one question.")] = 600.0,
     phase_deadline: Annotated[
@@ -120,6 +124,8 @@ def server(
         raise UsageError(f"{past} takes a run as it was begun: give no method, file or --set")
     if (resume or join) is None and target is None:
         raise UsageError("which experiment? Give a method or a TOML file, or --resume RUN")
+    if again and join is None:
+        raise UsageError(f"--again {again[0]} allows a site another model of a finished run: give it with --join RUN")
     if transport not in ("fp32", "fp16", "int8"):
         raise UsageError(f"transport {transport!r}: choose fp32, fp16 or int8")
     use_plugins(plugin)
@@ -136,7 +142,8 @@ def server(
     )
     if join is not None:
         idle = {"least": least is None, "minimum": minimum == 0.5, "give-up": give_up == 3600.0}
-        return serve_arrivals(join, serving, settings, [n for n, usual in idle.items() if not usual], _say, json)
+        unused = [name for name, usual in idle.items() if not usual]
+        return serve_arrivals(join, serving, settings, unused, again or [], _say, json)
     try:
         with run_screen(messages()) as listener:
             if resume is not None:

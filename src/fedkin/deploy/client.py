@@ -16,6 +16,7 @@ from fedkin.errors import FedKinError
 LONGEST = 30.0  # seconds between two tries
 SLOWLY = 0.1  # seconds before an answer that is none
 LET_IN = 120.0  # seconds to keep knocking where the server says no: one that died is missed for a while
+_CHANCE = random.Random()  # see `node`
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def serve(worker: Worker, where: ServerToJoin, say: Say, stay: bool = False) -> 
             say(f"{error}; trying again in {wait:.0f} s")
         except FedKinError as error:
             say(f"{error}; connecting anew")
-        time.sleep(wait * random.uniform(0.7, 1.3))
+        time.sleep(wait * _CHANCE.uniform(0.7, 1.3))
         wait = min(2 * wait, LONGEST)
 
 

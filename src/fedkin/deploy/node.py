@@ -28,6 +28,7 @@ PARCELS = ("all", "own")
 WORDS = 4096  # bytes of an answer that is no letter
 WORD = 100  # letters of a session or a ticket
 LIMIT = 1 << 30  # bytes of a letter, unless the site says otherwise
+_CHANCE = random.Random()  # its own: whoever watches the process's generator for networks that draw sees nothing of it
 
 
 class Unreachable(FedKinError):
@@ -124,7 +125,7 @@ class Node:
 
     def _beat(self) -> None:
         missed = 0
-        while not self._stopped.wait(BEAT * random.uniform(0.8, 1.2)):
+        while not self._stopped.wait(BEAT * _CHANCE.uniform(0.8, 1.2)):
             try:
                 with self._request(self._beats, "/beat", self._known(), b"", timeout=3 * BEAT) as response:
                     status = _read(response, WORDS).status  # to its end, or the connection could not be kept
@@ -175,7 +176,7 @@ class Node:
                     raise _for_good(f"the server's certificate is not accepted: {error}") from None
                 if path == "/open" and isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
                     reason += "; it hung up: if it does so every time, it does not accept this site's certificate"
-            if self._stopped.wait(0.2 * 2**attempt * random.uniform(0.5, 1.5)):
+            if self._stopped.wait(0.2 * 2**attempt * _CHANCE.uniform(0.5, 1.5)):
                 break
         raise Unreachable(f"{self._server} cannot be reached ({reason})")
 

@@ -194,7 +194,8 @@ class Sites:
             if isinstance(found, Lost):
                 self._met.discard(node)  # if it is still there, it is greeted again
             name = next((n for n, other in self._nodes.items() if other == node), key_name)
-            self._say(f"site {name!r}: {why}" if name else f"a site without a name: {why}")
+            if not name or self.trouble.get(name) != why:  # whoever comes again and again is told of once
+                self._say(f"site {name!r}: {why}" if name else f"a site without a name: {why}")
             if name and not isinstance(found, Lost):
                 self.trouble[name] = why
             if kind == "hello" and not isinstance(found, Lost):

@@ -28,7 +28,7 @@ STATUSES = ("running", "finished", "interrupted", "failed")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # what begins with a dash would be a flag to who types it
 MAX_JSON = 16 << 20
 MAX_SPLIT, MAX_ROWS = 256 << 20, 2 << 30  # bytes of the split in its file, and unpacked
-RUN, METRICS, SPLIT, LOG, CHECKPOINTS, REPORT, SITES = (
+RUN, METRICS, SPLIT, LOG, CHECKPOINTS, REPORT, SITES, LATECOMERS = (
     "run.json",
     "metrics.sqlite",
     "split.npz",
@@ -36,6 +36,7 @@ RUN, METRICS, SPLIT, LOG, CHECKPOINTS, REPORT, SITES = (
     "checkpoints",
     "report.html",
     "sites.json",
+    "latecomers.json",
 )
 PARTS = ("train", "validation", "test")
 IN_LISTS: tuple[str, ...] = (
