@@ -224,7 +224,7 @@ def another_run_can_begin_with_it(method: MethodOrName, options: Mapping[str, An
         return  # it leaves nothing behind that is not its own
     begun = [job_of(method, options, rounds=1, begin_with=earlier) for _ in range(2)]
     for job in begun:
-        first = job.site.layout.tensors(job.site.initial)
+        first = {**job.model.state_dict(), **job.site.layout.tensors(job.site.initial)}  # what is frozen has no columns
         assert all(torch.equal(first[name], value) for name, value in shared.items()), "it begins with another model"
         for name, value in job.method.shared().items():
             assert torch.equal(value, job.site.initial[job.site.layout.columns(name)]), "the server has another model"  # type: ignore[arg-type]
