@@ -383,10 +383,10 @@ def test_a_name_that_fails_again_and_again_is_refused(tmp_path: Path) -> None:
         time.sleep(0.25)
     greeting = worker.answer({"own": pack({}, {"kind": "hello"})})
     for number in range(5):
-        visitors._hear(number, "hello", Arrived("ticket", greeting), "riga")
-    assert said == [
-        "site 'riga': it failed 3 times in a row and is not let in again by this server, the last time: no"
-    ], "whoever comes again and again is told of once"
+        for key_name in ("riga", None):  # None: it shows no certificate
+            visitors._hear(number, "hello", Arrived("ticket", greeting), key_name)
+    why = "it failed 3 times in a row and is not let in again by this server, the last time: no"
+    assert said == [f"site 'riga': {why}", f"a site without a name: {why}"], "who comes all the time is told of once"
     visitors._admit(other, "process 9")
 
 

@@ -61,6 +61,7 @@ class Sites:
         self._furnished = Counter[str]()  # how often a site was sent the frozen weights
         self._run = ""
         self._attempt = 0
+        self._nameless = ""  # what was wrong with the last one whose name no key tells
         self.trouble: dict[str, str] = {}  # why a site could not join, or was not even heard to the end
 
     def report_to(self, say: Say) -> None:
@@ -194,8 +195,10 @@ class Sites:
             if isinstance(found, Lost):
                 self._met.discard(node)  # if it is still there, it is greeted again
             name = next((n for n, other in self._nodes.items() if other == node), key_name)
-            if not name or self.trouble.get(name) != why:  # whoever comes again and again is told of once
+            known = self.trouble.get(name) if name else self._nameless
+            if kind != "hello" or why != known:  # who comes all the time is told of once
                 self._say(f"site {name!r}: {why}" if name else f"a site without a name: {why}")
+            self._nameless = self._nameless if name else why
             if name and not isinstance(found, Lost):
                 self.trouble[name] = why
             if kind == "hello" and not isinstance(found, Lost):
