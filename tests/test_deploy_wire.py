@@ -68,6 +68,13 @@ def test_what_is_packed_comes_out_again(message: dict[str, object]) -> None:
         assert same(value, found.values[name]), name
 
 
+def test_masks_without_axes_are_packed() -> None:
+    one, flag = Masked(torch.tensor(2.0), torch.tensor(True)), torch.tensor(True)
+    found = unpack(pack({"flag": flag, "one": one}, {})).values
+    assert same(one, found["one"])
+    assert same(flag, found["flag"])
+
+
 @QUICK
 @given(st.binary(max_size=400), st.booleans())
 def test_garbage_is_refused_and_nothing_worse(garbage: bytes, begins_well: bool) -> None:

@@ -147,7 +147,7 @@ def _describe_mask(mask: Tensor, flags: Mapping[str, Tensor]) -> tuple[dict[str,
 
 
 def _along(flag: Tensor, shape: Sequence[int]) -> Tensor:
-    return flag.reshape(*flag.shape, *[1] * (len(shape) - flag.dim())).expand(*shape)
+    return flag.reshape([*flag.shape, *[1] * (len(shape) - flag.dim())]).expand(list(shape))
 
 
 # ---------------------------------------------------------------- unpacking
