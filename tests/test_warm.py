@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -479,3 +480,11 @@ def test_a_search_begins_with_no_run_that_has_trained_on_its_validation_samples(
     assert fk.tune("fedavg", rounds=1, start_from=aside, **search).best is not None
     with pytest.raises(UsageError, match="at seed 1 were training samples"):
         fk.tune("fedavg", rounds=1, start_from=aside, seeds=2, **search)
+
+
+def test_weights_that_are_not_finite_are_no_beginning() -> None:
+    job = job_of("fedavg", rounds=1, begin_with=Trained.of(finished(job_of("fedavg", rounds=1))))
+    assert job.taken is not None
+    spoilt = {name: torch.full_like(value, torch.nan) for name, value in job.taken.tensors.items()}
+    with pytest.raises(DataError, match="not finite"):
+        job_of("fedavg", rounds=1, begin_with=replace(job.taken, tensors=spoilt))

@@ -47,6 +47,8 @@ class Taken:
         for name, value in self.tensors.items():
             if name not in own or own[name].shape != value.shape:
                 raise DataError(f"what the run began with has a tensor {name!r:.80}, which does not fit its network")
+            if isinstance(own[name], nn.Parameter) and not torch.isfinite(value).all():
+                raise DataError(f"what the run is to begin with has weights in {name!r:.80} that are not finite")
         with torch.no_grad():
             for name, value in self.tensors.items():
                 own[name].copy_(value)
