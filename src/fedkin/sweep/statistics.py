@@ -55,6 +55,7 @@ class Outcome:
     validation: Accuracy | None = None  # as `accuracy` and `best`, on validation samples
     best_validation: Accuracy | None = None
     stopped: int | None = None  # after which round training ended early
+    seen: Sequence[str] = ()  # samples for tests and choices that the run which it began with had trained on, in words
 
     @property
     def best_by(self) -> str:
@@ -97,6 +98,7 @@ class Outcome:
             result.validation,
             result.best.validation,
             result.stopped,
+            result.prepared.seen,
         )
 
     @classmethod
@@ -125,18 +127,10 @@ class Outcome:
                 _accuracy(found["validation"]) if found.get("validation") else None,
                 _accuracy(best["validation"]) if best.get("validation") else None,
                 None if found.get("stopped") is None else int(found["stopped"]),
+                info.began_with.get("seen", []),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"run {info.id!r} has no result that can be read ({error!r})") from None
-
-    @property
-    def seen(self) -> Sequence[str]:
-        """What is to be said of its samples for tests and choices, where it began with a run that had trained on
-        some."""
-        if isinstance(self.source, RunFolder):
-            told: list[str] = self.source.info.began_with.get("seen", [])
-            return told
-        return self.source.prepared.seen
 
     @cached_property
     def tested_on(self) -> str:
