@@ -39,7 +39,8 @@ PACKAGES = {
 """What each of them needs beside FedKin."""
 WEIGHTS = ["06_pretrained_images", "07_pretrained_texts"]
 REAL_DATA = "08_real_federations"
-TAKES_MINUTES = [*WEIGHTS, REAL_DATA]
+DEPLOYMENT = "05_deployment_on_this_machine"
+TAKES_LONG = [*WEIGHTS, REAL_DATA, DEPLOYMENT]
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +71,7 @@ def show(cell: str, name: str, scope: dict[str, Any]) -> str:
 
 
 def marked(path: Path) -> Any:
-    return pytest.param(path, marks=[pytest.mark.slow] if path.stem in TAKES_MINUTES else [], id=path.stem)
+    return pytest.param(path, marks=[pytest.mark.slow] if path.stem in TAKES_LONG else [], id=path.stem)
 
 
 @pytest.mark.parametrize("path", [marked(path) for path in SCRIPTS])
