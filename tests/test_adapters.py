@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import torch
+from conformance import every_method
 from torch import Tensor, nn
 
 import fedkin as fk
@@ -137,7 +138,7 @@ def test_seeds_draw_down_anew_and_leave_up_at_zero(caplog: pytest.LogCaptureFixt
     assert not torch.equal(one[1].down.weight, two[1].down.weight)  # type: ignore[index,union-attr]
 
 
-@pytest.mark.parametrize("method", list(fk.METHODS))
+@pytest.mark.parametrize("method", every_method())
 def test_every_method_learns_low_rank_rows(method: str) -> None:
     logging.disable(logging.WARNING)
     try:

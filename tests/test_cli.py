@@ -702,6 +702,7 @@ def test_ctrl_c_ends_cleanly() -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_stopped_demo_says_where_its_runs_are(tmp_path: Path) -> None:
     small = {"rounds": 1, "epochs": 1, "clients": 5, "way": "each"}
     code = f"from fedkin.cli import demo, main; demo.SETTINGS |= {small}; main()"

@@ -31,7 +31,7 @@ def test_method(name: str, check: Callable[..., None]) -> None:
     check(name)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("check", conformance.every_check())
 @pytest.mark.parametrize(("name", "options"), OTHER_OPTIONS, ids=[f"{n}-{o}" for n, o in OTHER_OPTIONS])
 def test_method_with_other_options(name: str, options: dict[str, Any], check: Callable[..., None]) -> None:
     check(name, options)

@@ -25,9 +25,11 @@ here = pytest.mark.skipif(
 
 
 @pytest.mark.skipif(DEVICE == "cuda" or kernels.triton is None or kernels.INTERPRETED, reason="needs Triton, no GPU")
-def test_all_of_these_in_tritons_interpreter():
+@pytest.mark.parametrize("some", ["True or batch_norm", pytest.param("", marks=pytest.mark.slow)], ids=["half", "all"])
+def test_all_of_these_in_tritons_interpreter(some):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", __file__], env=environment, capture_output=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", some, __file__]
+    done = subprocess.run(command, env=environment, capture_output=True)
     assert done.returncode == 0, done.stdout.decode()
 
 

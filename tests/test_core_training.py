@@ -114,7 +114,7 @@ ZOO = {  # name: (data, sizes of the clients, batch, learning rate: small where 
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "resnet18")) for n in ZOO])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("resnet18")) for n in ZOO])
 def test_every_network_of_the_zoo_trains_as_in_the_plain_loop(name: str) -> None:
     make, sizes, batch, lr = ZOO[name]
     x, y = make(sum(sizes))

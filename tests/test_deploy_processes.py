@@ -526,6 +526,7 @@ fk.MODELS.register("adapted")(ModelEntry(adapted, "a trunk and low-rank updates"
 """
 
 
+@pytest.mark.slow
 def test_a_trunk_travels_once_and_rounds_cost_what_the_updates_weigh(
     place: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

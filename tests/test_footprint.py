@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance import finished, job_of, personal_rows
+from conformance import every_method, finished, job_of, personal_rows
 from torch import Tensor, nn
 
 import fedkin as fk
@@ -24,7 +24,6 @@ from fedkin.core.cohort import Cohort
 from fedkin.core.federation import Clients, Federation, Measured, each
 from fedkin.core.store import Keep, Store
 from fedkin.errors import DataError, UsageError
-from fedkin.methods import METHODS
 from fedkin.methods.fedavg import FedAvg
 from fedkin.rounds import footprint
 from fedkin.rounds.footprint import Footprint
@@ -118,14 +117,14 @@ def widest(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", every_method())
 def test_chunk_bounds_training_judging_and_the_result(method: str, widest: list[int]) -> None:
     job = finished(job_of(method, sizes=FEW["sizes"], chunk=3))
     job.result()
     assert max(widest) == 3
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", every_method())
 @pytest.mark.parametrize("point", ["received", "after_local", "last_round"])
 def test_how_many_are_judged_together_changes_no_bit(method: str, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job = finished(job_of(method, **FEW, eval_point=point))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conformance import every_method
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -84,7 +85,7 @@ def check_newcomers(method: MethodOrName, options: dict[str, Any] | None = None,
         assert not torch.equal(found.rows[0], found.rows[1]), "two newcomers have one model"
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("name", every_method())
 def test_every_method_welcomes_newcomers(name: str) -> None:
     check_newcomers(name)
 
@@ -99,7 +100,7 @@ def test_methods_with_other_options_welcome_newcomers(name: str, options: dict[s
         check_newcomers(name, {**options, **changed})
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("name", every_method())
 @pytest.mark.parametrize("point", ["after_local", "last_round"])
 def test_newcomers_are_evaluated_where_the_run_is(name: str, point: str) -> None:
     job = finished(job_of(name, eval_point=point, norm=True, buffers="local", lr=0.01))
@@ -444,7 +445,7 @@ def test_mistakes_are_refused_with_the_fix(tmp_path: Path, digits: Pair) -> None
 # ------------------------------------------------------------ the shared model
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("name", every_method())
 def test_the_shared_model_is_had_where_there_is_one(name: str) -> None:
     job = finished(job_of(name))
     result, common = job.result(), job.method.common()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conformance import CHECKS, FEATURES, Network, finished, job_of, personal_rows, poison, sane
+from conformance import FEATURES, Network, every_check, finished, job_of, personal_rows, poison, sane
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Bench, distance, numbers
@@ -607,7 +607,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("check", every_check())
 @pytest.mark.parametrize("options", OPTIONS, ids=["literal", "robust"])
 def test_other_options_stand_the_checks(options: dict[str, Any], check: Any) -> None:
     assert "co-pfl" in METHODS

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conformance import CHECKS, federation, finished, job_of, personal_rows, poison
+from conformance import every_check, federation, finished, job_of, personal_rows, poison
 from torch import Tensor
 
 from fedkin.compute import keys
@@ -638,7 +638,7 @@ OTHERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("check", every_check())
 @pytest.mark.parametrize("options", OTHERS, ids=str)
 def test_conformance(options: dict[str, Any], check: Callable[..., None]) -> None:
     check("fedcap", options)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conformance import every_method
 from reference import OPTIMISERS, Bench, distance, numbers, train_client
 from torch import Tensor, nn
 
@@ -22,7 +23,6 @@ from fedkin.compute.vmapped import Vmapped
 from fedkin.config import make_config
 from fedkin.data import Brought, Dataset, Split, from_arrays, own_clients
 from fedkin.errors import DataError, UsageError
-from fedkin.methods import METHODS
 from fedkin.models import Ready, Samples, draw_anew
 from fedkin.rounds import prepare
 from fedkin.rounds.inference import labels
@@ -186,7 +186,7 @@ def test_one_copy_of_a_frozen_parameter_serves_all_rows() -> None:
     assert seen[0].untyped_storage().nbytes() == 4 * 8 * 36
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", every_method())
 def test_every_method_leaves_frozen_parameters_alone_and_does_not_send_them(method: str) -> None:
     def go(network: nn.Module) -> fk.Result:
         return fk.run(method, model=network, data=federation(), **QUICK)
@@ -313,7 +313,7 @@ def test_the_head_is_found_by_what_the_network_does(kind: type[HeadFirst]) -> No
     assert Layout.of(kind(), example=X).head_name == "fc"
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", every_method())
 def test_every_method_copes_with_a_layer_that_is_not_used(method: str) -> None:
     network = HeadFirst()
     result = fk.run(method, model=network, data=federation(), init="given", **QUICK)

@@ -103,6 +103,9 @@ def numbers_of(made: Figure) -> str:
 
 
 def test_drawings_are_of_matplotlib_and_show_themselves(runs: dict[str, fk.Result], tmp_path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    before = plt.get_fignums()  # of examples that other tests ran
     drawing = runs["fedcap"].plot()
     drawing.savefig(tmp_path / "a.svg")
     assert (tmp_path / "a.svg").stat().st_size > 5000
@@ -111,9 +114,7 @@ def test_drawings_are_of_matplotlib_and_show_themselves(runs: dict[str, fk.Resul
     data, how = drawing._repr_png_()
     assert data.startswith(b"\x89PNG")
     assert how["width"] > 400
-    import matplotlib.pyplot as plt
-
-    assert plt.get_fignums() == []  # nothing is left open
+    assert plt.get_fignums() == before  # nothing is left open
     with pytest.raises(fk.UsageError, match="did you mean 'accuracy-per-round'"):
         runs["fedcap"].plot("accuracy-per-rounds")
 

@@ -51,7 +51,9 @@ def test_python(body: str, tmp_path: Path) -> None:
         assert alike.per_client[2].accuracy < 10
 
 
-@pytest.mark.parametrize("line", SHELL)
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=[pytest.mark.slow] * ("local-cluster" in line)) for line in SHELL]
+)
 def test_shell(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mix.py").write_text(PYTHON[-1], encoding="utf-8")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conformance import every_method
 from reference import OPTIMISERS, distance, torch_optimiser, train_client
 from test_core_training import CLOSE, RAGGED, small_bench, ways
 from test_track_resume import TINY, alone, only_run, same, stop_after
@@ -25,7 +26,6 @@ from fedkin.compute.optim import SGD, Moments
 from fedkin.config import LATER, Config, effective, make_config
 from fedkin.core.schedules import SCHEDULES, Factors, Schedule, client_factors, make_schedule, parse_factors
 from fedkin.errors import UsageError
-from fedkin.methods import METHODS
 from fedkin.options import named_spec
 from fedkin.rounds import RoundRecord, prepare
 from fedkin.runs.database import TABLES
@@ -168,7 +168,7 @@ def test_both_models_of_a_client_have_its_rate() -> None:
 # ---------------------------------------------------------------- whole runs, every method
 
 
-CASES = [*((name, {}) for name in METHODS), ("fedpkda", {"profile": "official"}), ("fedbabu", {"finetune_epochs": 2})]
+CASES = every_method(("fedpkda", {"profile": "official"}), ("fedbabu", {"finetune_epochs": 2}), options={})
 
 
 @pytest.mark.parametrize(("method", "options"), CASES)

@@ -19,6 +19,7 @@ def commands() -> list[str]:
     return [line for block in blocks for line in block.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_second_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conformance import every_method
 from torch import nn
 
 import fedkin as fk
@@ -507,7 +508,7 @@ OTHER_OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), [*((m, {}) for m in METHODS), *OTHER_OPTIONS], ids=str)
+@pytest.mark.parametrize(("name", "options"), every_method(*OTHER_OPTIONS, options={}))
 def test_a_method_says_which_settings_change_nothing(name: str, options: dict[str, Any]) -> None:
     """Two rounds with and without each setting: the personal models differ exactly where the method says so."""
     unused = METHODS[name].unused(options_of(METHODS[name], options, name))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conformance import every_method
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import OPTIMISERS, Bench, distance
@@ -22,7 +23,6 @@ from fedkin.config import make_config
 from fedkin.data import from_arrays, from_folder
 from fedkin.data.targets import IGNORED, read_targets
 from fedkin.errors import DataError, UsageError
-from fedkin.methods import METHODS
 from fedkin.rounds import prepare
 from fedkin.runs.catalogue import Catalogue
 from fedkin.tasks import TASKS, Task, make_task, scores, task_for
@@ -333,7 +333,7 @@ def test_a_regression_learns_and_says_what_its_numbers_are() -> None:
     assert told["history"][0]["metrics"].keys() == {"rmse", "mae", "r2"}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", every_method())
 def test_every_method_learns_numbers_or_says_why_not(name: str) -> None:
     refused = {"c-pfl": "between 0 and 1", "fedpkda": "prototype of each class", "pfedcs": "class scores of a teacher"}
     if name in refused:
